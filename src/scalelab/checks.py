@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 
 FLAGS = {
+    "batch_per_rank": "batch-size-per-rank",
     "bucket_mb": "bucket-cap-mb",
     "checkpointing": "activation-checkpointing",
     "global_batch": "global-batch-size",

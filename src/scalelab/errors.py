@@ -20,7 +20,8 @@ A message says what happened, which value, and what to do next, in one line; the
     ├── TraceUnreadable                    a trace file is corrupt, truncated or not a trace
     ├── DataUnreadable                     a data file is corrupt, truncated, changed or not what was expected
     ├── OutOfReach                         a data set cannot be downloaded from any source
-    └── NothingMeasured                    every trial of a run failed
+    ├── NothingMeasured                    every trial of a run failed
+    └── TooNoisy                           measurements contradict each other: no answer follows from them
 """
 
 from __future__ import annotations
@@ -110,6 +111,10 @@ class OutOfReach(ScalelabError):
 
 class NothingMeasured(ScalelabError):
     """Every trial of a run failed; the message is the first failure's."""
+
+
+class TooNoisy(ScalelabError):
+    """Measurements contradict each other, so that an answer would be an impossible number."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -37,7 +37,7 @@ All [shared flags](../reference/flags.md) apply.
 | flag | field | default | meaning |
 |---|---|---|---|
 | `--rates` | `rates` | 0.0 0.1 | Dropout rates to compare |
-| `--batch-per-rank` | `batch_per_rank` | 8 | Samples per step on each rank |
+| `--batch-size-per-rank` | `batch_per_rank` | 8 | Samples per step on each rank |
 | `--ranks` | `ranks` | 1 | Number of ranks |
 | `--strategy` | `strategy` | – | Strategy |
 """

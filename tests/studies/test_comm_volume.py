@@ -159,7 +159,7 @@ def test_nothing_measured_is_no_answer_and_no_error() -> None:
         ({"strategies": ("ddp", "dp")}, "--strategies dp sends no messages"),
         ({"strategies": ()}, "--strategies needs at least one name"),
         ({"ranks": 1}, "--ranks must be"),
-        ({"batch_per_rank": 0}, "--batch-per-rank must be"),
+        ({"batch_per_rank": 0}, "--batch-size-per-rank must be"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:

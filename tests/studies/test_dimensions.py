@@ -121,7 +121,7 @@ def test_nothing_at_all_can_be_concluded_from_nothing() -> None:
     [
         ((), {}, "--vary needs"),
         (("wide=1",), {}, "Known: depth, dim"),
-        (("dim=1",), {"batch_per_rank": 0}, "--batch-per-rank must be"),
+        (("dim=1",), {"batch_per_rank": 0}, "--batch-size-per-rank must be"),
         (("dim=1",), {"ranks": 0}, "--ranks must be"),
     ],
 )

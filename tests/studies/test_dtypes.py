@@ -61,7 +61,7 @@ def test_float32_is_measured_also_where_it_is_not_named_and_wide_types_have_no_a
         ({"dtypes": ("float64",), "modes": ("autocast",)}, "float64 has no autocast"),
         ({"job": replace(JOB, dtype="bfloat16")}, "use --dtypes"),
         ({"job": replace(JOB, dtype="bfloat16", shape=StepShape(autocast=True))}, "use --dtypes"),
-        ({"batch_per_rank": 0}, "--batch-per-rank must be"),
+        ({"batch_per_rank": 0}, "--batch-size-per-rank must be"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str) -> None:

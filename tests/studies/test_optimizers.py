@@ -113,7 +113,7 @@ def test_without_a_reference_or_results_there_is_still_a_document(tmp_path: Path
         ({"optimizers": ()}, "--optimizers needs at least one"),
         ({"optimizers": ("adam", "adam")}, "--optimizers adam adam names one twice"),
         ({"job": replace(JOB, optimization=Optimization(optimizer="adam"))}, "--optimizer adam: this study varies"),
-        ({"batch_per_rank": 0}, "--batch-per-rank must be"),
+        ({"batch_per_rank": 0}, "--batch-size-per-rank must be"),
     ],
 )
 def test_fields_that_cannot_work_are_refused_by_name(fields: dict[str, Any], words: str) -> None:

@@ -110,7 +110,20 @@ def test_a_class_that_is_not_there_is_named(place: str, error: type[Exception], 
 def test_a_file_is_run_as_a_study_is(tmp_path: Path) -> None:
     place = copy_example(tmp_path)
     done = answer(
-        *("run", place, "--workload", "mlp", "--dim", "16", "--depth", "2", "--passes", "2", "--batch-per-rank", "8"),
+        *(
+            "run",
+            place,
+            "--workload",
+            "mlp",
+            "--dim",
+            "16",
+            "--depth",
+            "2",
+            "--passes",
+            "2",
+            "--batch-size-per-rank",
+            "8",
+        ),
         *("--rounds", "1", "--steps", "4", "--no-control"),
         cwd=tmp_path,
     )

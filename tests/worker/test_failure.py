@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.records.trial import Cause, Status
@@ -114,14 +115,17 @@ def raise_from(path: Path, text: str) -> BaseException:
     path.write_text(text)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever the file raises
         runpy.run_path(str(path))
-    return caught.value
+    frames = caught.value.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return caught.value.with_traceback(frames)
 
 
 def test_a_built_in_workload_has_no_frames_of_the_users(tmp_path: Path) -> None:
     assert format_own_frames(raise_from(tmp_path / "own.py", "1 / 0\n"), "mlp") == ""
 
 
-def test_only_frames_of_the_users_own_directory_are_shown(tmp_path: Path) -> None:
+def test_only_frames_of_the_users_own_code_are_shown(tmp_path: Path) -> None:
     text = "def loss():\n    return 1 / 0\n\nloss()\n"
     shown = format_own_frames(raise_from(tmp_path / "own.py", text), f"{tmp_path}/own.py:build")
     assert shown.splitlines()[0] == "Traceback (most recent call last):"
@@ -131,21 +135,48 @@ def test_only_frames_of_the_users_own_directory_are_shown(tmp_path: Path) -> Non
     assert shown.endswith("ZeroDivisionError: division by zero")
 
 
-def test_frames_outside_the_users_file_are_counted(tmp_path: Path) -> None:
+def test_frames_of_libraries_are_counted(tmp_path: Path) -> None:
     text = "import json\njson.loads('{')\n"
     shown = format_own_frames(raise_from(tmp_path / "own.py", text), f"{tmp_path}/own.py:build")
     assert shown.count("  File ") == 1
-    assert "… 3 frames outside your file" in shown
+    assert "… 3 frames outside your code" in shown
 
 
-def test_an_error_that_never_touched_the_users_file_has_no_frames(tmp_path: Path) -> None:
-    error = raise_from(tmp_path / "elsewhere" / "other.py", "1 / 0\n")
-    assert format_own_frames(error, f"{tmp_path}/mine/own.py:build") == ""
+def test_code_in_another_directory_that_is_not_installed_is_the_users_too(tmp_path: Path) -> None:
+    error = raise_from(tmp_path / "elsewhere" / "model.py", "1 / 0\n")
+    assert "elsewhere/model.py" in format_own_frames(error, f"{tmp_path}/mine/own.py:build")
 
 
-def test_a_neighbouring_directory_that_begins_alike_is_not_the_users_own(tmp_path: Path) -> None:
-    error = raise_from(tmp_path / "project-old" / "other.py", "1 / 0\n")
-    assert format_own_frames(error, f"{tmp_path}/project/own.py:build") == ""
+def test_unused_parameters_are_named_with_the_flag_that_cures_them() -> None:
+    numbers = "Parameter indices which did not receive grad for rank 3: 1 2 3 4 5"
+    error = RuntimeError(f"Expected to have finished reduction in the prior iteration.\n{numbers}")
+    used = nn.Linear(2, 2, bias=False)
+    model = nn.Module()
+    model.module = nn.Sequential(used, nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    found = classify(error, rank=3, num_steps_done=1, workload="own.py:build", model=model)
+    assert found.cause is Cause.UNUSED_PARAMETERS
+    assert found.reason == (
+        "parameters 1.weight, 1.bias, 2.weight and 2 more get no gradient: add --find-unused-parameters, or freeze them"
+        " (requires_grad_(False))"
+    )
+
+
+def test_a_function_of_tensors_as_the_loss_is_told_what_to_write() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError) as caught:
+        torch.dot(model, torch.ones(2))  # type: ignore[arg-type]
+    found = classify(caught.value, rank=0, num_steps_done=0, workload="own.py:build", model=model)
+    assert found.reason == (
+        "a function of tensors got a Linear: a loss is called as loss(model, batch): return lambda model, batch:"
+        " f(model(batch[0]), batch[1])"
+    )
+
+
+def test_another_wrong_argument_keeps_torchs_words() -> None:
+    with pytest.raises(TypeError) as caught:
+        torch.dot(None, torch.ones(2))  # type: ignore[arg-type]
+    found = classify(caught.value, rank=0, num_steps_done=0, workload="own.py:build", model=nn.Linear(2, 2))
+    assert found.reason.startswith("TypeError: dot(): argument")
 
 
 def test_packages_installed_below_the_users_directory_are_not_the_users_own(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +286,18 @@ def test_lines_say_what_was_learnt(launcher: LocalLauncher, tmp_path: Path) -> N
     result = run(launcher, trial, tmp_path)
     lines = [point for point in result.curve if not point.is_evaluation]
     (test,) = (point for point in result.curve if point.is_evaluation)
-    assert [point.step for point in lines] == [2, 5, 6]
-    assert [point.epoch for point in lines] == pytest.approx([3 / 7, 6 / 7, 1])
+    assert [point.step for point in lines] == [0, 3, 6]
+    assert [point.epoch for point in lines] == pytest.approx([1 / 7, 4 / 7, 1])
     by_step = result.losses()
     assert [point.loss for point in lines] == pytest.approx([by_step[point.step] for point in lines])
     assert all(point.learning_rate == 0.001 and point.accuracy is not None for point in lines)
+    elapsed = [point.elapsed_seconds for point in result.curve]
+    assert all(before is not None and after is not None and before < after for before, after in pairwise(elapsed))
+    (epoch,) = result.epochs
+    assert (epoch.step, epoch.epoch, epoch.accuracy is not None) == (6, 1.0, True)
+    assert epoch.loss == pytest.approx(statistics.fmean(by_step.values()))
+    assert epoch.compute_seconds is not None
+    assert 0 < epoch.compute_seconds < epoch.seconds
     assert test.step == 6
     assert test.accuracy is not None
     assert 0 <= test.accuracy <= 1

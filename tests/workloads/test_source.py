@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.workloads.source import OwnOption, OwnWorkload, read_own_workload
+from scalelab.workloads.catalogue import find_workload
+from scalelab.workloads.source import OwnOption, OwnWorkload, list_imported, read_own_workload
 
 
 def read_text(directory: Path, text: str, function: str = "build") -> OwnWorkload:
@@ -163,3 +164,41 @@ def test_a_file_that_is_no_python_is_quoted_with_its_line(tmp_path: Path) -> Non
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "own.py").write_bytes(content)
     check_refused(f"{tmp_path}/own.py", "own.py")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`mine/work.py` and what it imports; the current directory is above."""
+    files = {
+        "mine/__init__.py": "",
+        "mine/work.py": "import torch\nfrom helper import SIZE\nfrom .nets import small\ndef build(width=3): ...\n",
+        "mine/nets/__init__.py": "from . import deep\n",
+        "mine/nets/small.py": "from ..losses import mine\n",
+        "mine/nets/deep.py": "def broken(:\n",
+        "mine/losses.py": "",
+        "mine/unused.py": "",
+        "helper.py": "",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_module_is_found_by_its_dotted_name_from_the_current_directory(package: Path) -> None:
+    for name in ("mine.work:build", "mine.work"):
+        found = find_workload(name)
+        assert isinstance(found, OwnWorkload)
+        assert found.spec == f"{package}/mine/work.py:build"
+        assert [option.name for option in found.options] == ["width"]
+    with pytest.raises(UsageError, match=f"mine.wrok:build: module not found below {package} or PYTHONPATH"):
+        read_own_workload("mine.wrok:build")
+
+
+def test_what_a_workload_imports_is_listed_with_its_packages_and_nothing_else(package: Path) -> None:
+    found = {str(file.relative_to(package)) for file in list_imported(package / "mine" / "work.py")}
+    inside = {"__init__.py", "losses.py", "nets/__init__.py", "nets/deep.py", "nets/small.py"}
+    assert found == {"helper.py", *(f"mine/{name}" for name in inside)}
+    assert list_imported(package / "other.py") == []

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Instrument = Literal[
-    "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi"
+    "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms"
 ]  # fmt: skip
 
 
@@ -159,8 +159,14 @@ class CurvePoint:
     learning_rate: float | None = None
     """What this step's update used; None for an evaluation."""
     seconds: float = 0.0
-    """Of this step, or of this evaluation."""
+    """Of this step, of this evaluation, or of the steps of this epoch with all that is between them."""
+    elapsed_seconds: float | None = None
+    """Since the first step of this launch; None before 0.2."""
+    compute_seconds: float | None = None
+    """Of an epoch: its steps without the wait for their batches."""
     is_evaluation: bool = False
+    is_epoch: bool = False
+    """Whether it is about all training steps of an epoch: mean loss, accuracy."""
     small_gradient_square: float | None = None
     """The squared norm of the gradient of one pass, where gradient noise is looked at."""
     large_gradient_square: float | None = None
@@ -265,6 +271,10 @@ class ScriptReport:
     """Backward passes per step; None: the script ended before it was known."""
     num_samples: int | None = None
     """Samples per step on this rank, as they came out of the data loader or went into the model; None: not seen."""
+    batch_samples: int | None = None
+    """Samples of one batch; a step that accumulates gradients has several. None: not seen."""
+    num_uneven: int = 0
+    """Steps with another number of backward passes."""
     is_regular: bool = True
     """Whether every step has the same optimizer calls."""
     num_evaluations: int = 0
@@ -273,6 +283,20 @@ class ScriptReport:
     """Steps with an evaluation, with a checkpoint, or skipped by a GradScaler: they are kept apart."""
     obstacle: str = ""
     """Why communication-free steps were left out; empty: they were not."""
+    strategy: str = ""
+    """The strategy that the script applies to its model itself; empty: none of those that scalelab has."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why instruments were left out, by name."""
+
+
+class NormSpread(NamedTuple):
+    """How far the batch statistics of ranks are apart in one step: root mean squares over channels."""
+
+    mean: float
+    """Standard deviation over ranks of a channel's batch mean, in standard deviations of the channel."""
+    variance: float
+    """Standard deviation over ranks of a channel's batch variance, as a share of that variance."""
+    num_channels: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +339,8 @@ class RankReport:
     message_basis: MessageBasis | None = None
     replica_bytes: tuple[int, ...] = ()
     """What each replica of dp holds: allocated at most on its device (CUDA), its tensors added up (CPU)."""
+    norms: NormSpread | None = None
+    """Of batch norm, the same on every rank."""
     counters: DdpCounters | None = None
     gradients: GradientTimes | None = None
     reading: ReadingReport | None = None

@@ -19,7 +19,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,14 +31,7 @@ from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageE
 from scalelab.records.environment import Environment
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
-from scalelab.records.schema import (
-    SCHEMA_VERSION,
-    check_schema,
-    convert_file,
-    read_trial,
-    upgrade_result,
-    write_trial,
-)
+from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_trial, upgrade_result, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
 
 RUNS_DIR = Path("runs")
@@ -69,6 +62,8 @@ class RunRecord:
     """Names of the planned trials, in the order in which they run."""
     study_class: str | None = None
     """Where the class of the user's own study is, `/path/file.py:Class`; None for a study of scalelab."""
+    note: str = ""
+    """What its user says about it."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -91,6 +86,7 @@ class RunStore:
         environment: Environment,
         command: Sequence[str] = (),
         label: str | None = None,
+        note: str = "",
     ) -> RunStore:
         """Create the directory of a new run, named by time and study or `label`, with its plan."""
         if not trials:
@@ -105,6 +101,7 @@ class RunStore:
             created_at=now.isoformat(),
             workload_sha256=hash_workload(trials[0].workload),
             trials=tuple(trial.name for trial in trials),
+            note=note,
         )
         with storage_errors(runs_dir):
             runs_dir.mkdir(parents=True, exist_ok=True)
@@ -269,13 +266,13 @@ def find_runs(runs_dir: Path) -> list[Path]:
 
 
 def open_run(name: str, runs_dir: Path) -> RunStore:
-    """The run called `name`: `last`, a name, a unique prefix, a path, or the newest with a label."""
+    """The run called `name`: `last`, a name, a unique prefix, a path, or the newest with a part or workload."""
     as_path = Path(name)
     if (as_path / "run.json").is_file():
         return RunStore.open(as_path)
     runs = find_runs(runs_dir)
     if name == "last" and runs:
-        return RunStore.open(runs[-1])
+        return RunStore.open(next((path for path in reversed(runs) if not has_failed(path)), runs[-1]))
     by_name = {path.name: path for path in runs}
     matching = [path for path in runs if path.name.startswith(name)] if name else []
     if name in by_name:
@@ -286,9 +283,31 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
         names = ", ".join(path.name for path in matching)
         raise UsageError(f"{name!r} matches {len(matching)} runs: {names}; use more of the name")
     labelled = [path for path in runs if re.fullmatch(rf"[\d-]+-{re.escape(name)}(-\d+)?", path.name)]
-    if labelled:
-        return RunStore.open(labelled[-1])
+    named = labelled or [path for path in runs if name and name in path.name]
+    if named:
+        return RunStore.open(named[-1])
+    for path in reversed(runs if name else []):
+        with suppress(StoreError):  # a damaged run has no workload
+            store = RunStore.open(path)
+            if name == store.record.study or name in find_workload_name(store.record):
+                return store
     raise UnknownName("run", name, list(by_name)[-10:], f"Searched {runs_dir}; use --runs-dir for another directory.")
+
+
+def find_workload_name(record: RunRecord) -> str:
+    """A built-in workload, or the name of the user's file; nothing where a study trains nothing."""
+    job = record.fields.get("job", {})
+    return Path(str(job.get("workload", ""))).name if isinstance(job, dict) else ""
+
+
+def has_failed(path: Path) -> bool:
+    """Whether every trial of a run has a result, and none was completed."""
+    try:
+        trials = RunStore.open(path).record.trials
+    except StoreError:
+        return False
+    statuses = (glance_at_status(path / "trials" / name / "result.json") for name in trials)
+    return all(status not in (None, "completed") for status in statuses)
 
 
 def find_holder(marker: Path) -> dict[str, Any] | None:

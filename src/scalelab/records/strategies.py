@@ -220,7 +220,11 @@ PLAIN = "single"
 DEFAULT = "ddp"
 """The strategy of several ranks unless another is asked for."""
 SCRIPT = Strategy(
-    name="script", description="what a training script does by itself", apply="", can_skip_communication=True
+    name="script",
+    description="what a training script does by itself",
+    apply="",
+    can_skip_communication=True,
+    instruments=("gradients", "counters"),
 )
 """Of trials that run a script: no flag chooses it."""
 OTHER = Strategy(name="", description="ranks of collectives alone", apply="")

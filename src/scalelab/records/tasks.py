@@ -146,6 +146,10 @@ class Quantization:
             check_at_least("batches", batch, 1)
 
 
+SCRIPT_MARK = ":__main__"
+"""What the workload of a script's trial ends in."""
+
+
 class Measure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="measure"):
     """Train for the steps of a plan."""
 
@@ -163,9 +167,13 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
     is_module: bool = False
     directory: str = ""
     """The working directory; empty: where scalelab was started."""
+    is_told_batch: bool = True
+    """Whether the arguments give the script the batch size of the trial."""
+    step_at: str = "optimizer"
+    """Where a step ends: `optimizer`, `dataloader`, or `module:function`."""
+    is_scratch: bool = False
+    """Run it in a copy of its working directory, which is removed afterwards."""
     plan: StepPlan = msgspec.field(default_factory=StepPlan)
-    checks_batch: bool = True
-    """Whether its data loader must give the trial's batch: not where the script chooses its batch itself."""
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="train"):

@@ -82,7 +82,7 @@ class Status(StrEnum):
         return {
             Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",
             Status.TIMED_OUT: "check the stacks in the logs for where ranks wait, or raise --timeout",
-            Status.INVALID: "fix the workload or its options",
+            Status.INVALID: "fix the workload or script, or its options",
             Status.NOT_RUN: "fix what the reason names",
         }.get(self, "check the end of the logs")
 
@@ -305,6 +305,8 @@ class TrialResult:
     """The batch job of this trial, if it had its own or was rejected."""
     curve: tuple[CurvePoint, ...] = ()
     """The log lines of a training run; empty for a measurement."""
+    epochs: tuple[CurvePoint, ...] = ()
+    """Its whole epochs: time, mean loss and accuracy of their training steps; empty before 0.2."""
     quantized: Quantized | None = None
     """The result of quantization, as far as it got; None if not requested."""
     loads: tuple[DeviceLoad, ...] = ()

@@ -6,6 +6,8 @@ Trials run one after the other; each result is on disk before the next trial sta
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +17,18 @@ from typing import TYPE_CHECKING
 
 from scalelab import __version__
 from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
-from scalelab.launch.agreement import remove_stored
+from scalelab.launch.agreement import copied_directory, remove_stored
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.allocation import find_own_job
 from scalelab.records.environment import Environment, read_environment
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
+from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
 from scalelab.report.document import Document
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.report.renderers.exports import render_json
-from scalelab.runs.launching import choose_launcher
+from scalelab.runs.launching import choose_launcher, copy_for_script
 from scalelab.units import format_bytes
 
 if TYPE_CHECKING:
@@ -96,13 +99,18 @@ def run_trials(
 
 
 def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
-    """Launch a trial; its stored data set is removed even if it is interrupted."""
+    """Launch a trial; its stored data set or copied directory is removed even if it is interrupted."""
     directory = store.trial_directory(trial.name)
+    is_scratch = isinstance(trial.task, Script) and trial.task.is_scratch
+    if isinstance(trial.task, Script) and is_scratch:
+        copy_for_script(Path(trial.task.directory), directory)
     try:
         return launcher.launch(trial, directory)
     finally:
         if trial.dataset is not None:
             remove_stored(directory)
+        if is_scratch:
+            shutil.rmtree(copied_directory(directory), ignore_errors=True)
 
 
 def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
@@ -146,8 +154,12 @@ def run_study(
     return store, execute_run(store, study, launcher, listener or ignore_event)
 
 
-def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
+def start_run(
+    study: Study, runs_dir: Path, command: Sequence[str], *, name: str | None = None, note: str = ""
+) -> RunStore:
     """Create the directory of a new run with its plan; nothing is created if the study cannot be planned or stored."""
+    if name is not None and not re.fullmatch(r"[\w.+-]{1,80}", name):
+        raise UsageError(f"--name {name!r} must be letters, digits, and . _ + - (at most 80)")
     trials = plan_trials(study)
     fields = to_builtins(study)
     if from_builtins(fields, type(study)) != study:
@@ -160,7 +172,8 @@ def start_run(study: Study, runs_dir: Path, command: Sequence[str]) -> RunStore:
         trials=trials,
         environment=read_environment(__version__),
         command=command,
-        label=study.label,
+        label=name or study.label,
+        note=note,
     )
 
 
@@ -296,6 +309,8 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore, st
     file, colon, function = first.trial.workload.rpartition(":")
     label = f"{Path(file).name}:{function}" if colon else function
     workload = f" of --workload {label}" if label else ""
+    if isinstance(first.trial.task, Script):
+        workload = f" of {Path(first.trial.task.target).name}"
     is_told = first.trial.trains_nothing and first.status is Status.INVALID  # the reason names the flag
     may_come = first.batch is not None and first.batch.may_come
     again = f", then scalelab resume {store.path} submits it again" if may_come else ""

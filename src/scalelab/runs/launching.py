@@ -6,10 +6,12 @@ Outside an allocation, launchers with a batch system submit a job (`launch/batch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from scalelab.errors import LaunchFailed, RankUnknown
+from scalelab.errors import LaunchFailed, RankUnknown, UsageError
+from scalelab.launch.agreement import copied_directory
 from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.batch.trial_jobs import JobLauncher
 from scalelab.launch.hosts import HostsLauncher
@@ -17,6 +19,7 @@ from scalelab.launch.launcher import Launched, Launcher, open_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.launchers import LAUNCHERS, Scheduler
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
+from scalelab.units import format_bytes
 
 
 class MixedLauncher:
@@ -67,3 +70,33 @@ def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | 
     own = HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
     is_mixed = any(not LAUNCHERS[trial.launcher].is_on_this_machine for trial in trials)
     return MixedLauncher(own, submit) if is_mixed else own
+
+
+MOST_COPIED_BYTES = 1_000_000_000
+"""A larger working directory holds data, which a script should be given by an absolute path."""
+
+
+def copy_for_script(source: Path, directory: Path) -> None:
+    """Copy a script's working directory without hidden files, caches and the runs themselves."""
+
+    def leave_out(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if name.startswith(".") or name == "__pycache__" or Path(place, name) in above]
+
+    copy = copied_directory(directory.resolve())
+    above = {*copy.parents} - {*source.resolve().parents, source.resolve()}
+    found = (Path(place, name) for place, _, names in _walk(source.resolve(), leave_out) for name in names)
+    size = sum(file.stat().st_size for file in found if file.is_file())
+    if size > MOST_COPIED_BYTES:
+        raise UsageError(
+            f"--scratch copies at most {format_bytes(MOST_COPIED_BYTES)}, {source} has {format_bytes(size)}: start in a"
+            " directory without the data, or leave out --scratch"
+        )
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source.resolve(), copy, ignore=leave_out, symlinks=True)
+
+
+def _walk(source: Path, leave_out: Callable[[str, list[str]], list[str]]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` without what is left out."""
+    for place, directories, files in os.walk(source):
+        directories[:] = [name for name in directories if name not in leave_out(place, directories)]
+        yield place, directories, [name for name in files if name not in leave_out(place, files)]

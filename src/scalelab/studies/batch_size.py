@@ -169,7 +169,7 @@ def compare_rates(arm: Arm, first: Arm | None) -> Estimate | float | None:
         return None
     if arm is first:
         return 1.0
-    factor = arm.trial.global_batch / first.trial.global_batch
+    factor = arm.step_samples / first.step_samples
     return estimate_ratio(first.clean, arm.clean).map(lambda ratio: ratio * factor)
 
 
@@ -296,9 +296,11 @@ def describe_saturation(measured: Sequence[Arm], fit: SaturationFit | None) -> I
     """What a step costs whatever the batch, and where a larger one stops paying."""
     if fit is None:
         return
-    fixed, slope = (format_known("seconds", part) for part in (fit.fixed_seconds, fit.sample_seconds))
+    share = measured[0].trial.batch_per_rank / measured[0].rank_samples  # a script may take several batches per step
+    each = fit.sample_seconds.map(lambda seconds: seconds * share)
+    fixed, slope = (format_known("seconds", part) for part in (fit.fixed_seconds, each))
     text = f"Fixed cost of a step: {fixed}; cost per sample: {slope}."
-    yield STEP_COST("", text, fixed_seconds=fit.fixed_seconds, sample_seconds=fit.sample_seconds)
+    yield STEP_COST("", text, fixed_seconds=fit.fixed_seconds, sample_seconds=each)
     most, enough, half = fit.most_samples_per_second, fit.saturated_batch, fit.half_batch
     if most is None or enough is None or half is None:
         yield SATURATION("", "The cost per sample is too small to measure: throughput grows with every batch here.")

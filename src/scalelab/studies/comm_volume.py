@@ -16,11 +16,20 @@ from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, judge
-from scalelab.analysis.traffic import MessageComparison, compare_messages, expect_messages, is_exact
+from scalelab.analysis.traffic import (
+    MessageComparison,
+    add_known,
+    compare_messages,
+    count_messages,
+    expect_messages,
+    is_exact,
+    sum_payload,
+    sum_wire,
+)
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
-from scalelab.records.strategies import DEFAULT, ParallelStrategy, find_strategy
+from scalelab.records.strategies import DEFAULT, SCRIPT, ParallelStrategy, find_strategy
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
@@ -28,7 +37,7 @@ from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, count_column, make_table, text_column
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, group_arms, name_sender
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
@@ -59,6 +68,7 @@ GRADIENTS = FindingKind(
     MAIN,
     ("payload_bytes", "bytes_per_parameter", "messages", "wire_bytes"),
 )
+SENT = FindingKind("script-volume", "What a script sends in a step", MAIN, ("payload_bytes", "messages"))
 THEORY = FindingKind("theory", "Whether all bytes are those of theory", REASON, ("rows", "differing"))
 WIRE_RATIO = FindingKind("wire-ratio", "Bytes on the wire over those of DDP", REASON, ("ratio",))
 BUFFERS = FindingKind("buffers", "What broadcasting buffers adds to DDP", DETAIL, ("payload_bytes", "share", "ratio"))
@@ -74,6 +84,7 @@ class CommVolume(Study):
     name: ClassVar[str] = "comm-volume"
     title: ClassVar[str] = "Communication volume"
     question: ClassVar[str] = "How many bytes do DDP and FSDP send in a step, and does theory agree?"
+    takes_script: ClassVar[bool] = True
 
     strategies: tuple[ParallelStrategy, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")
     """Strategies to compare; the first is the reference."""
@@ -96,9 +107,11 @@ class CommVolume(Study):
                 raise UsageError(f"--strategies {name} sends no messages, its replicas share a process: leave it out")
 
     def plan(self) -> list[Trial]:
-        rows = [
-            self._make_row(name_row(s, self.ranks), s, fit_job(self.job, s, self.strategies)) for s in self.strategies
-        ]
+        if self.job.script is not None:
+            row = self._make_row(name_row(SCRIPT.name, self.ranks), SCRIPT.name, self.job)
+            return plan_sweep(self.job, self.sampling, [row])
+        names = self.strategies
+        rows = [self._make_row(name_row(name, self.ranks), name, fit_job(self.job, name, names)) for name in names]
         if self.batch_norm and DEFAULT in self.strategies and may_have_norms(self.job):
             rows += self._plan_norms()
         return plan_sweep(self.job, self.sampling, rows)
@@ -142,7 +155,7 @@ class CommVolume(Study):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms([result for result in results if not self.expects(result)], self.sampling.warmup)
-        reference = arms.get(name_row(self.strategies[0], self.ranks))
+        reference = arms.get(name_row(self.job.name_strategy(self.strategies[0]), self.ranks))
         every = list(arms.values())
         table = make_message_table(every, reference)
         sections = [Section(tables=(table,), charts=draw_payloads(table))]
@@ -156,7 +169,7 @@ class CommVolume(Study):
                 self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"
             ),
             sections=tuple(sections),
-            findings=tuple(summarise_messages(arms, name_row(DEFAULT, self.ranks))),
+            findings=tuple(summarise_messages(arms, name_row(self.job.name_strategy(DEFAULT), self.ranks))),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_messages(every)),
         )
 
@@ -177,34 +190,17 @@ def list_lines(arm: Arm) -> list[MessageComparison]:
     report, trial = read_report(arm), arm.trial
     if report is None or report.message_basis is None:
         return []
-    theory = expect_messages(trial.strategy, trial.num_ranks, report.message_basis, trial.spreading, trial.accumulation)
+    theory = expect_messages(name_sender(arm), trial.num_ranks, report.message_basis, trial.spreading, arm.num_passes)
     return compare_messages(report.messages, theory, trial.num_ranks)
-
-
-def sum_payload(lines: Sequence[MessageComparison]) -> int | None:
-    return _add([line.payload_bytes for line in lines])
-
-
-def sum_wire(lines: Sequence[MessageComparison]) -> int | None:
-    return _add([line.wire_bytes for line in lines])
-
-
-def _add(values: Sequence[float | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known)) if known and len(known) == len(values) else None
-
-
-def count_messages(lines: Sequence[MessageComparison]) -> int | None:
-    return sum(line.count or 0 for line in lines) if lines else None
 
 
 def has_theory(arm: Arm) -> bool:
     """Whether theory gives every byte."""
-    return is_exact(arm.trial.strategy, arm.trial.spreading, arm.trial.accumulation)
+    return is_exact(name_sender(arm), arm.trial.spreading, arm.num_passes)
 
 
 def sum_expected(arm: Arm) -> int | None:
-    return _add([line.expected_bytes or 0 for line in list_lines(arm)]) if has_theory(arm) else None
+    return add_known([line.expected_bytes or 0 for line in list_lines(arm)]) if has_theory(arm) else None
 
 
 def find_differences(arm: Arm) -> list[MessageComparison]:
@@ -267,7 +263,10 @@ def summarise_messages(arms: Mapping[str, Arm], ddp: str) -> Iterator[Finding]:
     plain = arms.get(ddp)
     lines = list_lines(plain) if plain is not None else []
     if plain is not None:
-        yield from _describe_gradients(plain)
+        if name_sender(plain) == DEFAULT:
+            yield from _describe_gradients(plain)
+        if plain.scripts and lines:
+            yield _describe_script(plain, lines)
     yield from _check_theory(arms)
     if plain is not None and lines:
         base = sum_wire(lines)
@@ -296,6 +295,13 @@ def _describe_gradients(arm: Arm) -> Iterator[Finding]:
         messages=count,
         wire_bytes=wire,
     )
+
+
+def _describe_script(arm: Arm, lines: Sequence[MessageComparison]) -> Finding:
+    payload, count = sum_payload(lines), count_messages(lines)
+    sent = ", ".join(f"{line.count} × {line.name} in {line.phase}" for line in lines)
+    text = f"{arm.label} sends {_count(payload)} bytes per step in {format_count(count or 0, 'message')}: {sent}."
+    return SENT(arm.label, text, payload_bytes=payload, messages=count)
 
 
 def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:

@@ -54,8 +54,7 @@ def name_label(strategy: str, num_ranks: int, delay_seconds: float) -> str:
 
 def name_row(strategy: str, num_ranks: int, delay_seconds: float) -> str:
     """The configuration's name, without a character that a directory could not have."""
-    microseconds = f"-{delay_seconds * 1e6:.0f}us" if delay_seconds else ""
-    return f"{strategy}-{num_ranks}{microseconds}"
+    return f"{strategy}-{num_ranks}{f'-{delay_seconds * 1e6:.0f}us' if delay_seconds else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +193,11 @@ def find_findings(answer: DelayAnswer, phase: str) -> Iterator[Finding]:
     overlays = list(answer.overlays())
     delayed = [overlay for overlay in overlays if overlay.delay_seconds]
     plain = {overlay.num_ranks: overlay for overlay in overlays if not overlay.delay_seconds}
-    if delayed:
-        overlay = delayed[-1]
+    rows = {one: name_row(answer.strategy, one.num_ranks, one.delay_seconds) for one in delayed}
+    fair = [one for one, name in rows.items() if not answer.arms[name].trial.is_oversubscribed]
+    main = next(reversed(fair or delayed), None)
+    if main is not None:
+        overlay = main
         n, delay, without = overlay.num_ranks, format_delay(overlay.delay_seconds), plain.get(overlay.num_ranks)
         before = f" (without the delay: {format_known('ratio', without.measured)})" if without else ""
         yield SPEEDUP(
@@ -206,7 +208,7 @@ def find_findings(answer: DelayAnswer, phase: str) -> Iterator[Finding]:
             efficiency=overlay.measured.map(lambda ratio: ratio / n),
         )
     for overlay in delayed:
-        yield from _compare(answer.strategy, overlay, is_last=overlay is delayed[-1])
+        yield from _compare(answer.strategy, overlay, is_last=overlay is main)
     yield from _name_added(answer)
 
 
@@ -324,6 +326,7 @@ class Delay(Study):
     name: ClassVar[str] = "delay"
     title: ClassVar[str] = "Injected delay"
     question: ClassVar[str] = "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?"
+    takes_script: ClassVar[bool] = True
 
     delays: tuple[str, ...] = ("0ms", "10ms")
     """Delays in every step of every rank; no delay is always measured."""
@@ -351,12 +354,16 @@ class Delay(Study):
             )
 
     @property
-    def delay_seconds(self) -> list[float]:
-        return sorted({0.0, *(parse_seconds(text) for text in self.delays)})
+    def _strategy(self) -> str:
+        return self.job.name_strategy(self.strategy)
 
     @property
-    def all_ranks(self) -> list[int]:
-        return sorted({1, *self.ranks})
+    def delay_seconds(self) -> tuple[float, ...]:
+        return tuple(sorted({0.0, *(parse_seconds(text) for text in self.delays)}))
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({1, *self.ranks}))
 
     def plan(self) -> list[Trial]:
         return sweep.plan_sweep(self.job, self.sampling, list(self._configure()))
@@ -366,24 +373,21 @@ class Delay(Study):
             perturbation = replace(self.job.perturbation, delay=f"{delay * 1e3:.6g}ms")
             for num_ranks in self.all_ranks:
                 yield Configuration(
-                    name=name_row(self.strategy, num_ranks, delay),
-                    strategy=self.strategy,
+                    name=name_row(self._strategy, num_ranks, delay),
+                    strategy=self._strategy,
                     num_ranks=num_ranks,
                     global_batch=self.global_batch,
                     job=replace(self.job, perturbation=perturbation),
-                    label=name_label(self.strategy, num_ranks, delay),
+                    label=name_label(self._strategy, num_ranks, delay),
                 )
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms(results, self.sampling.warmup)
-        answer = DelayAnswer(
-            arms=arms, strategy=self.strategy, delays=tuple(self.delay_seconds), ranks=tuple(self.all_ranks)
-        )
+        answer = DelayAnswer(arms=arms, strategy=self._strategy, delays=self.delay_seconds, ranks=self.all_ranks)
         phase = self.job.perturbation.delay_phase
-        words = (self.strategy, self.job.dtype, f"global batch {self.global_batch}", f"delays in {phase}")
+        words = (self._strategy, self.job.dtype, f"global batch {self.global_batch}", f"delays in {phase}")
         sections = [Section(tables=(make_delay_table(answer),), charts=keep_charts(draw_steps(answer)))]
-        overlay = make_overlay_table(answer)
-        if overlay is not None:
+        if (overlay := make_overlay_table(answer)) is not None:
             charts = keep_charts(draw_speedups(answer))
             sections.append(Section(heading="Against Amdahl's law", tables=(overlay,), charts=charts))
         return Document(

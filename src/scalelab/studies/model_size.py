@@ -194,7 +194,9 @@ def _average_share(arm: Arm, part: str) -> float | None:
 
 
 def find_findings(answer: SizeAnswer) -> Iterator[Finding]:
-    largest = [arm for arm in answer.spread if arm.trial.num_ranks == answer.ranks[-1]]
+    fair = [arm for arm in answer.spread if not arm.trial.is_oversubscribed] or answer.spread
+    most = max((arm.trial.num_ranks for arm in fair), default=0)
+    largest = [arm for arm in fair if arm.trial.num_ranks == most]
     for arm in largest:
         yield from _name_dominant(arm)
     yield from _compare_shares(largest)

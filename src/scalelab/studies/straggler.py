@@ -43,8 +43,9 @@ LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
 
+EXCESS_VALUES = ("rank", "phase", "seconds", "share", "verdict")
 STRAGGLER = FindingKind(
-    "straggler", "The slow rank of a row, or that none is slow", MAIN, ("rank", "phase", "seconds", "share", "verdict")
+    "straggler", "The slow rank of a row, or that none is slow", MAIN, EXCESS_VALUES, free=("seconds", "share")
 )
 GAIN = FindingKind("straggler-gain", "What a step would save without the slow rank", REASON, ("seconds",))
 INJECTED = FindingKind("injected-delay", "Whether the injected delay was found", REASON, ("is_found", "relative_error"))
@@ -259,10 +260,8 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
 
 
 def _make_straggler(label: str, text: str, one: Excess, verdict: str, weight: int) -> Finding:
-    found = STRAGGLER(
-        label, text, rank=one.rank, phase=one.phase, seconds=one.seconds, share=one.share, verdict=verdict
-    )
-    return replace(found, weight=weight)
+    excess: dict[str, Known] = {"rank": one.rank, "phase": one.phase, "seconds": one.seconds, "share": one.share}
+    return STRAGGLER(label, text, weight=weight, verdict=verdict, **excess)
 
 
 def _compare_with_injected(answer: StragglerAnswer) -> Iterator[Finding]:
@@ -350,7 +349,8 @@ class Straggler(Study):
 
     def plan(self) -> list[Trial]:
         quiet = replace(self.job, perturbation=Perturbation())
-        rows = {UNDELAYED: quiet, DELAYED: self.job} if self.is_delayed else {f"{self.strategy}-{self.ranks}": self.job}
+        alone = f"{self.job.name_strategy(self.strategy)}-{self.ranks}"
+        rows = {UNDELAYED: quiet, DELAYED: self.job} if self.is_delayed else {alone: self.job}
         configurations = [
             Configuration(
                 name=name,

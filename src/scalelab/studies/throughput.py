@@ -142,7 +142,7 @@ class Throughput(SweepStudy):
             f"{arm.label} processes {format_quantity('rate', rate)} {self._unit}/s"
             f" ({format_quantity('rate', steps)} steps/s)."
         )
-        samples = arm.step.map(lambda seconds: arm.trial.global_batch / seconds)
+        samples = arm.step.map(lambda seconds: arm.step_samples / seconds)
         tokens = rate if self._unit == "tokens" else None
         yield THROUGHPUT(arm.label, text, step_seconds=arm.step, samples_per_second=samples, tokens_per_second=tokens)
         speed, total = measure_speed(arm), measure_total_rate(arm)

@@ -14,14 +14,18 @@ A shape error is not an out-of-memory error, and a rank that lost its peer is no
 from __future__ import annotations
 
 import re
+import sysconfig
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed
+from torch import nn
 
 from scalelab.errors import NotSupported, ScalelabError, UsageError
+from scalelab.records.tasks import SCRIPT_MARK
 from scalelab.records.trial import Cause, Status
 from scalelab.units import format_bytes
 from scalelab.worker.memory.limit import has_reached_limit
@@ -37,7 +41,13 @@ PEER_WORDS = re.compile(
     r"|NCCL communicator was aborted"
 )
 UNUSED_WORDS = "Expected to have finished reduction"
+UNUSED_FLAG = "add --find-unused-parameters"
+UNUSED_NUMBERS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+WANTS_TENSOR = re.compile(r"argument '\w+' \(position 1\) must be Tensor, not (\w+)")
+"""A function of tensors was called with something else first."""
+MOST_NAMED = 3
 OUR_DIRECTORY = Path(__file__).resolve().parents[1]
+LIBRARIES = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +61,14 @@ class Failure:
     """The user's own frames only; the whole one is in the rank's log."""
 
 
-def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: str) -> Failure:
-    """Which status an error on a rank gives its trial, and why in one sentence."""
-    words = describe(error)
-    own = format_own_frames(error, workload)
+def classify(
+    error: BaseException, *, rank: int, num_steps_done: int, workload: str, model: nn.Module | None = None
+) -> Failure:
+    """Which status an error on a rank gives its trial, and why in one sentence; `model` is what it trains."""
+    words = _explain_loss(error, model) or describe(error)
+    is_said = isinstance(error, ScalelabError) and workload.endswith(SCRIPT_MARK)  # raised by us inside a script
+    shown = error.__cause__ if is_said else error
+    own = "" if shown is None else format_own_frames(shown, workload)
     if is_out_of_memory(error):
         reason = f"rank {rank} ran out of memory{_say_request(error)}"
         return Failure(status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
@@ -62,8 +76,8 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
         reason = f"rank {rank} lost another rank: {words}"
         return Failure(status=Status.CRASHED, cause=Cause.LOST_PEER, reason=reason)
     if UNUSED_WORDS in str(error):
-        words = "some parameters get no gradient, which DDP does not support: use them, or freeze them"
-        reason = f"{words} (requires_grad_(False))"
+        cure = "pass find_unused_parameters=True to DDP" if workload.endswith(SCRIPT_MARK) else UNUSED_FLAG
+        reason = f"{_name_unused(error, model)} get no gradient: {cure}, or freeze them (requires_grad_(False))"
         return Failure(status=Status.INVALID, cause=Cause.UNUSED_PARAMETERS, reason=reason)
     if isinstance(error, NotSupported):
         return Failure(status=Status.INVALID, cause=Cause.UNSUPPORTED, reason=words, traceback=own)
@@ -72,6 +86,28 @@ def classify(error: BaseException, *, rank: int, num_steps_done: int, workload: 
         return Failure(status=Status.INVALID, cause=cause, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
     return Failure(status=Status.CRASHED, cause=Cause.RAISED, reason=reason, traceback=own)
+
+
+def _explain_loss(error: BaseException, model: nn.Module | None) -> str:
+    """What to write where a loss of tensors was given the model; nothing for any other error."""
+    called = WANTS_TENSOR.search(str(error)) if isinstance(error, TypeError) else None
+    names = [type(one).__name__ for one in (model, getattr(model, "module", None)) if one is not None]
+    if called is None or called[1] not in names:
+        return ""
+    advice = "a loss is called as loss(model, batch): return lambda model, batch: f(model(batch[0]), batch[1])"
+    return f"a function of tensors got a {called[1]}: {advice}"
+
+
+def _name_unused(error: BaseException, model: nn.Module | None) -> str:
+    """The parameters that DDP gives by their numbers, or that there are some."""
+    numbers = UNUSED_NUMBERS.search(str(error))
+    plain: nn.Module | None = getattr(model, "module", None)
+    if numbers is None or plain is None:
+        return "some parameters"
+    names = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
+    found = [names[number] for number in map(int, numbers[1].split()) if number < len(names)]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"parameters {', '.join(found[:MOST_NAMED])}{more}"
 
 
 def _say_request(error: BaseException) -> str:
@@ -110,27 +146,32 @@ def describe(error: BaseException) -> str:
 
 
 def format_own_frames(error: BaseException, workload: str) -> str:
-    """The traceback with only the frames of the user's own files, or nothing when there are none.
+    """The traceback with only the frames of the user's own code, or nothing when there are none.
 
-    Frames between two of the user's, and below the last, are inside torch: they are counted, not shown.
+    Their own code is whatever is neither ours nor installed. Frames between two of theirs, and below the last, are
+    inside torch: they are counted, not shown.
     """
     if ":" not in workload:
         return ""
-    home = Path(workload.rpartition(":")[0]).resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
-    files = [Path(frame.filename) for frame in frames]
-    own = [
-        i
-        for i, file in enumerate(files)
-        if file.is_relative_to(home) and "site-packages" not in file.parts and not file.is_relative_to(OUR_DIRECTORY)
-    ]
+    own = [index for index, frame in enumerate(frames) if _is_own(Path(frame.filename))]
     if not own:
         return ""
     lines = ["Traceback (most recent call last):\n"]
     for position, index in enumerate(own):
         lines += traceback.format_list([frames[index]])
         following = own[position + 1] if position + 1 < len(own) else len(frames)
-        hidden = following - index - 1
-        if hidden:
-            lines.append(f"  … {hidden} frame{'s' if hidden > 1 else ''} outside your file\n")
+        lines += _count_hidden(frames[index + 1 : following])
     return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _is_own(file: Path) -> bool:
+    if file.is_relative_to(OUR_DIRECTORY) or "site-packages" in file.parts or not file.is_absolute():
+        return False
+    return not any(file.is_relative_to(library) for library in LIBRARIES)
+
+
+def _count_hidden(frames: Sequence[traceback.FrameSummary]) -> list[str]:
+    if not frames:
+        return []
+    return [f"  … {len(frames)} frame{'s' if len(frames) > 1 else ''} outside your code\n"]

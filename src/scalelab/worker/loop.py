@@ -16,8 +16,10 @@ monotonic clock on Linux, the same for all ranks of a host.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,12 +29,13 @@ import torch.distributed as dist
 from torch import nn
 
 from scalelab.records.trial import PHASES, Block, StepKind, StepSample
+from scalelab.worker.batches.stream import BatchStream
 from scalelab.worker.failure import is_out_of_memory
 from scalelab.worker.instruments.profiles import let_threads_finish, list_activities
 from scalelab.worker.memory.limit import has_room_for
 from scalelab.worker.randomness import read_random_state, restore_random_state
 from scalelab.worker.step import mark_nothing, take_step
-from scalelab.worker.strategies.apply import can_update_without_sync, without_sync
+from scalelab.worker.strategies.apply import can_update_without_sync, looks_for_unused, without_sync
 from scalelab.worker.training import Training
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -201,7 +204,7 @@ class RawStep(NamedTuple):
 
     start: float
     end: float
-    loss: float
+    loss: float | None
     phases: dict[str, float] | None = None
     ready: float | None = None
     """Seconds until the last gradient was computed."""
@@ -254,11 +257,16 @@ class PhaseClock:
     `read_stall` gives the time so far in which the core was given to others; it is added up by phase as well.
     """
 
-    def __init__(self, synchronize: Callable[[], None], read_stall: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None],
+        read_stall: Callable[[], float | None],
+        phases: Iterable[str] = PHASES,
+    ) -> None:
         self._synchronize = synchronize
         self._read_stall = read_stall
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.stalls: dict[str, float | None] = dict.fromkeys(PHASES)
+        self.seconds = dict.fromkeys(phases, 0.0)
+        self.stalls: dict[str, float | None] = dict.fromkeys(self.seconds)
         self.start_stall = self._last_stall = read_stall()
         self.start = self.last = perf_counter()
 
@@ -297,10 +305,26 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
             raise
         is_done = False
         training.optimizer.zero_grad()
-    saved.restore()
-    del saved
-    if not is_so_everywhere(is_done, device):
+    is_done = is_so_everywhere(is_done, device)
+    if not is_done:
         raw.clear()
+    if looks_for_unused(training.model):
+        settle_reducer(training)
+    saved.restore()
+
+
+def settle_reducer(training: Training) -> None:
+    """One step with communication: DDP has noted which parameters were used without it, and wants their gradients.
+
+    On the last batch again, so that later steps have the batches that they would have had.
+    """
+    assert isinstance(training.batches, BatchStream)
+    last = training.batches.last
+    again = replace(training, batches=itertools.repeat(training.move(last) if training.move else last))
+    for parameter in training.model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    run_clean_steps(again, 1, [])
 
 
 def is_so_everywhere(is_so: bool, device: torch.device) -> bool:

@@ -72,16 +72,18 @@ def take_shaped_step(training: Training, mark: Mark) -> torch.Tensor:
 
 
 def hold_up(training: Training, phase: str, is_due: bool) -> None:
-    """Wait where a delay was asked for, once per step; the device first finishes what it has, so that it waits too.
-
-    A sleep ends late, by a tenth of a millisecond or so: the last part is waited for with eyes open.
-    """
+    """Wait where a delay was asked for, once per step; the device first finishes what it has, so that it waits too."""
     if is_due and training.delays and phase in training.delays:
         training.synchronize()
-        end = time.perf_counter() + training.delays[phase]
-        time.sleep(max(0.0, training.delays[phase] - OVERSLEPT_SECONDS))
-        while time.perf_counter() < end:
-            pass
+        wait(training.delays[phase])
+
+
+def wait(seconds: float) -> None:
+    """Sleep for exactly so long: a sleep ends late, by a tenth of a millisecond or so, so the last part is spun."""
+    end = time.perf_counter() + seconds
+    time.sleep(max(0.0, seconds - OVERSLEPT_SECONDS))
+    while time.perf_counter() < end:
+        pass
 
 
 def mark_nothing(_: str) -> None:

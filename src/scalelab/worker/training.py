@@ -10,6 +10,7 @@ that is asked for. A number that is given without an optimizer is put into every
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,10 @@ def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | N
 
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
+OUTPUT_NAMES = {"input", "inputs", "out", "output", "outputs", "pred", "preds", "prediction", "predictions", "logits"}
+OUTPUT_NAMES |= {"scores", "y_pred", "y_hat"}
+TARGET_NAMES = {"target", "targets", "label", "labels", "y", "y_true", "truth", "ground_truth"}
+"""What people call the parameters of a criterion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,8 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
         move = make_mover(device, dtype)
     delay = trial.perturbation.seconds_on(rank)
     loss = as_loss(workload.loss.to(device, dtype) if isinstance(workload.loss, nn.Module) else workload.loss)
+    if find_strategy(trial.strategy).has_replicas:
+        loss = mean_over_replicas(loss)
     # Ranks draw the same weights and different dropout masks.
     seed_everything(trial.seed + rank)
     return Training(
@@ -224,16 +231,35 @@ def count_batches(workload: Workload) -> int:
 
 
 def as_loss(loss: Loss | nn.Module) -> Loss:
-    """A criterion such as `nn.MSELoss()` becomes a loss of model and batch."""
-    if not isinstance(loss, nn.Module):
+    """A criterion such as `nn.MSELoss()` or `F.cross_entropy` becomes a loss of model and batch."""
+    if not isinstance(loss, nn.Module) and not is_criterion(loss):
         return loss
-    criterion = loss
+    criterion: Callable[..., torch.Tensor] = loss
 
     def loss_of_pair(model: nn.Module, batch: Any) -> torch.Tensor:
         result: torch.Tensor = criterion(model(batch[0]), batch[1])
         return result
 
     return loss_of_pair
+
+
+def is_criterion(function: Callable[..., Any]) -> bool:
+    """Whether a function takes an output and a target, as those of torch.nn.functional do, by their names."""
+    try:
+        names = [name.lower().strip("_") for name in inspect.signature(function).parameters][:2]
+    except (TypeError, ValueError):  # built in, without a signature
+        return False
+    return len(names) == 2 and names[0] in OUTPUT_NAMES and names[1] in TARGET_NAMES
+
+
+def mean_over_replicas(loss: Loss) -> Loss:
+    """A model that returns its loss gives one per replica of `dp`: their mean is that of the batch."""
+
+    def mean_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        result = loss(model, batch)
+        return result.mean() if result.dim() else result
+
+    return mean_loss
 
 
 def _nothing_to_wait_for() -> None:

@@ -40,7 +40,7 @@ from scalelab.worker.checkpoint import clear_leftovers, find_checkpoint, load_ch
 from scalelab.worker.instruments.profiles import RankProfiler, find_profile_file
 from scalelab.worker.loop import RawStep, is_so_everywhere, make_sample
 from scalelab.worker.randomness import untouched_randomness
-from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.step import take_step
 from scalelab.worker.training import Training
 
 NO_BATCH = object()
@@ -83,11 +83,6 @@ def count_right(output: torch.Tensor | None, batch: Any) -> tuple[int, int]:
     if target.is_floating_point() or output.ndim != target.ndim + 1 or output.shape[:-1] != target.shape:
         return 0, 0
     return int((output.argmax(-1) == target).sum()), target.numel()
-
-
-def score_step(training: Training, loss: float, tap: OutputTap, batch: Any) -> Score:
-    """The loss of a step, the mean over ranks, and the accuracy of its last pass."""
-    return gather_score(training, [loss, 1.0, *count_right(tap.output, batch)])
 
 
 def evaluate(training: Training, tap: OutputTap) -> Score:
@@ -198,6 +193,45 @@ class GradientNoise:
         return square if math.isfinite(square) else None
 
 
+class EpochSum:
+    """What the steps of an epoch add up to on this rank: time, loss, right answers.
+
+    Between steps, loading ahead and logging count; evaluations, checkpoints and traces do not.
+    """
+
+    def __init__(self, origin: float) -> None:
+        self.origin = origin
+        """When the first step of this launch began."""
+        self.seconds = self.compute_seconds = 0.0
+        self.totals = [0.0, 0.0, 0.0, 0.0]
+        """Losses, their number, right answers, answers."""
+        self._since = self._phase_begin = perf_counter()
+        self._waited = 0.0
+
+    def see(self, phase: str) -> None:
+        """Where a phase of a step ends."""
+        now = perf_counter()
+        if phase == "input":
+            self._waited += now - self._phase_begin
+        self._phase_begin = now
+
+    def begin(self) -> float:
+        """Before a step."""
+        self._phase_begin, self._waited = perf_counter(), 0.0
+        return self._phase_begin
+
+    def add(self, start: float, end: float, loss: float, counted: tuple[int, int]) -> None:
+        self.seconds += end - self._since
+        self.compute_seconds += end - start - self._waited
+        self._since = end
+        for place, value in enumerate((loss, 1.0, *counted)):
+            self.totals[place] += value
+
+    def resume(self) -> None:
+        """After what does not count."""
+        self._since = perf_counter()
+
+
 class TrainingLoop:
     """One rank's part of a training run."""
 
@@ -219,17 +253,21 @@ class TrainingLoop:
         self._num_written = self._num_epochs = 0
         self._tap = OutputTap(training.model)
         self._noise = GradientNoise(trial, training) if "gradient_noise" in trial.instruments else None
+        self._epoch = EpochSum(perf_counter())
 
     def run(self) -> None:
         """From the last whole checkpoint, or the beginning, to the end."""
         first = self._begin()
+        self._epoch = EpochSum(perf_counter())
         trace = find_profile_file(self._trial, self._settings, self._directory, self._rank, self._num_steps)
         profiler = RankProfiler(self._settings, trace, first)
         try:
             for step in range(first, self._num_steps):
                 self._take(step, profiler.kind_of(step))
-                profiler.advance()
+                if profiler.advance():
+                    wait_for_all()  # the next step would wait for ranks that still write
                 self._finish(step + 1)
+                self._epoch.resume()
         finally:
             profiler.close()
             self._write_samples()
@@ -257,20 +295,31 @@ class TrainingLoop:
         if self._noise:
             self._noise.begin()
         training.synchronize()
-        start = perf_counter()
-        loss = take_step(training, self._noise.mark if self._noise else mark_nothing)
+        start = self._epoch.begin()
+        loss = take_step(training, self._mark)
         training.synchronize()
-        raw = RawStep(start, perf_counter(), loss.item())
+        end, value = perf_counter(), loss.item()
+        raw = RawStep(start, end, value)
         self._samples.append(make_sample(self._rank, step, kind, raw))
-        if (step + 1) % self._settings.log_every == 0 or step + 1 == self._num_steps:
-            score = score_step(training, raw.loss, self._tap, self._batches.last)
-            self._write_line(step, score, raw.end - raw.start, rate)
+        counted = count_right(self._tap.output, self._batches.last)
+        self._epoch.add(start, end, value, counted)
+        if step % self._settings.log_every == 0 or step + 1 == self._num_steps:
+            score = gather_score(training, [value, 1.0, *counted])
+            self._write_line(step, score, end - start, rate)
         self._tap.output = None
+
+    def _mark(self, phase: str) -> None:
+        self._epoch.see(phase)
+        if self._noise:
+            self._noise.mark(phase)
 
     def _finish(self, num_done: int) -> None:
         """What is due after a step: an evaluation, a checkpoint, writing out what was measured."""
         is_end = num_done == self._num_steps
+        num_epochs = self._num_epochs
         is_due = self._is_evaluation_due(num_done)
+        if self._num_epochs > num_epochs:
+            self._write_epoch(num_done - 1)
         if self._training.test_batches is not None and (is_end or is_due):
             start = perf_counter()
             self._write_line(num_done - 1, evaluate(self._training, self._tap), perf_counter() - start, None)
@@ -289,9 +338,24 @@ class TrainingLoop:
         every = self._settings.evaluate_every
         return num_done % every == 0 if every is not None else self._num_epochs > before
 
+    def _write_epoch(self, step: int) -> None:
+        """The line of an epoch that has just ended; all ranks add up what they trained on."""
+        epoch, self._epoch = self._epoch, EpochSum(self._epoch.origin)
+        score = gather_score(self._training, epoch.totals)
+        self._write(
+            CurvePoint(
+                step=step,
+                epoch=float(self._num_epochs),
+                loss=score.loss if math.isfinite(score.loss) else None,
+                accuracy=score.accuracy,
+                seconds=epoch.seconds,
+                elapsed_seconds=perf_counter() - epoch.origin,
+                compute_seconds=epoch.compute_seconds,
+                is_epoch=True,
+            )
+        )
+
     def _write_line(self, step: int, score: Score, seconds: float, rate: float | None) -> None:
-        if self._rank != 0:
-            return
         point = CurvePoint(
             step=step,
             epoch=self._batches.epochs_done,
@@ -299,12 +363,17 @@ class TrainingLoop:
             accuracy=score.accuracy,
             learning_rate=rate,
             seconds=seconds,
+            elapsed_seconds=perf_counter() - self._epoch.origin,
             is_evaluation=rate is None,
             small_gradient_square=self._noise.small if self._noise and rate is not None else None,
             large_gradient_square=self._noise.large if self._noise and rate is not None else None,
         )
-        with curve_file(self._directory).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_builtins(point)) + "\n")
+        self._write(point)
+
+    def _write(self, point: CurvePoint) -> None:
+        if self._rank == 0:
+            with curve_file(self._directory).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(to_builtins(point)) + "\n")
 
     def _write_samples(self) -> None:
         with samples_file(self._directory, self._rank).open("a", encoding="utf-8", newline="") as file:

@@ -90,7 +90,8 @@ def run_rank(assignment: Assignment) -> int:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
         if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in NO_SPACE):
             return EXIT_STORAGE
-        failure = classify(error, rank=rank, num_steps_done=len(lines), workload=trial.workload)
+        model = KEPT_ALIVE[-1].model if KEPT_ALIVE else None
+        failure = classify(error, rank=rank, num_steps_done=len(lines), workload=trial.workload, model=model)
         with contextlib.suppress(OSError):
             traceback.print_exc()
     try:
@@ -123,13 +124,16 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
             report = _leave(training, watch, look(trial, training, directory, report))
         case Script() as script:
             device = prepare_process(trial, assignment)
+            limit_memory(trial, device)
+            watch = LimitWatch(trial, device)
             report = _run_script(trial, script, assignment, directory, locate_rank(trial, report), lines)
-            report = replace(report, peak_memory_bytes=read_peak_memory(device))
+            report = watch.complete(replace(report, peak_memory_bytes=read_peak_memory(device)))
         case Train(run=run):
             device, report = _enter(trial, assignment, report)
             training, watch, report = _build(trial, assignment, device, directory, report)
             TrainingLoop(trial, run, training, report.rank, directory, lines).run()
-            report = _leave(training, watch, replace(report, peak_memory_bytes=read_peak_memory(device)))
+            report = replace(report, peak_memory_bytes=read_peak_memory(device))
+            report = _leave(training, watch, look(trial, training, directory, report))
         case Quantize(settings=settings, run=run):
             from scalelab.worker import quantizing  # only here: it imports ONNX and its runtime
 

@@ -69,19 +69,32 @@ class Resnet18Options(ImageOptions):
 
     norm: Literal["batch", "none"] = "batch"
     """batch: batch norm after every convolution; none: no normalization."""
+    width: int = RESNET18_STAGES[0][0]
+    """Channels of the first stage; every later stage has twice those of the one before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("width", self.width, 1)
 
     @property
     def label(self) -> str:
-        return "resnet18" if self.norm == "batch" else "resnet18 without norm"
+        narrow = "" if self.width == RESNET18_STAGES[0][0] else f" width {self.width}"
+        return f"resnet18{narrow}{'' if self.norm == 'batch' else ' without norm'}"
+
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        """Channels and stride of each stage."""
+        return tuple((channels * self.width // RESNET18_STAGES[0][0], stride) for channels, stride in RESNET18_STAGES)
 
     def count_parameters(self) -> int:
         """Weights, a scale and a shift per channel of every norm, and the last layer's bias."""
-        weights = sum(size**2 * source * channels for size, source, channels, _ in list_resnet18_layers())
-        norms = sum(2 * channels for _, _, channels, _ in list_resnet18_layers()[:-1])
+        layers = list_resnet18_layers(self.stages)
+        weights = sum(size**2 * source * channels for size, source, channels, _ in layers)
+        norms = sum(2 * channels for _, _, channels, _ in layers[:-1])
         return weights + 10 + (norms if self.norm == "batch" else 0)
 
     def flops_per_sample(self) -> float:
-        layers = list_resnet18_layers()
+        layers = list_resnet18_layers(self.stages)
         return FLOPS_PER_MULTIPLY_ADD * sum(
             (size * side) ** 2 * source * channels for size, source, channels, side in layers
         )
@@ -110,11 +123,11 @@ class LenetOptions(ImageOptions):
         return FLOPS_PER_MULTIPLY_ADD * (convolutions + 400 * 120 + 120 * 84 + 84 * 10)
 
 
-def list_resnet18_layers() -> list[tuple[int, int, int, int]]:
+def list_resnet18_layers(stages: tuple[tuple[int, int], ...] = RESNET18_STAGES) -> list[tuple[int, int, int, int]]:
     """Kernel size, channels in and out, and output side of every weighted layer."""
-    source, side = RESNET18_STAGES[0][0], SIDE
+    source, side = stages[0][0], SIDE
     layers = [(3, 3, source, side)]
-    for channels, stride in RESNET18_STAGES:
+    for channels, stride in stages:
         side //= stride
         layers += [(3, source, channels, side), *[(3, channels, channels, side)] * 3]
         if stride != 1:

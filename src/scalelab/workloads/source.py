@@ -7,6 +7,8 @@ Parameters of `build` become flags, with the file's defaults.
 from __future__ import annotations
 
 import ast
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +51,7 @@ class OwnWorkload:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """File and function of `file.py:function`; a file alone means its `build`."""
+    """File or module and function of `file.py:function`; a file alone means its `build`."""
     file, colon, function = name.rpartition(":")
     return (file, function) if colon else (name, "build")
 
@@ -57,9 +59,11 @@ def split_name(name: str) -> tuple[str, str]:
 def read_own_workload(name: str) -> OwnWorkload:
     """What the file declares; raises `UsageError` if it is missing, invalid, or has no such function."""
     file, function = split_name(name)
-    path = Path(file).expanduser().resolve()
+    path = find_module(file) or Path(file).expanduser().resolve()
     if not path.is_file():
-        raise UsageError(f"--workload {name}: file not found: {path}")
+        is_module = re.fullmatch(r"\w+(\.\w+)*", file) and not file.endswith(".py")
+        where = f"module not found below {Path.cwd()} or PYTHONPATH" if is_module else f"file not found: {path}"
+        raise UsageError(f"--workload {name}: {where}")
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
@@ -77,6 +81,59 @@ def read_own_workload(name: str) -> OwnWorkload:
             )
         return OwnWorkload(path=path, function=function, options=(), takes_any_option=True)
     return _read_signature(path, definition)
+
+
+def find_module(name: str) -> Path | None:
+    """The file of a dotted name, searched as `python -m` would, without importing anything; None: there is none."""
+    if Path(name).is_file() or not all(part.isidentifier() for part in name.split(".")):
+        return None
+    place = Path(*name.split("."))
+    for directory in (Path.cwd(), *map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
+        for file in (directory / place.with_suffix(".py"), directory / place / "__init__.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
+
+
+def find_root(file: Path) -> Path:
+    """The directory that a file is imported from: the one above its outermost package."""
+    root = file.parent
+    while (root / "__init__.py").is_file() and root != root.parent:
+        root = root.parent
+    return root
+
+
+def list_imported(file: Path) -> list[Path]:
+    """The user's own files that a file imports, directly or not, the packages around them included; not itself."""
+    root, found = find_root(file), [file]
+    for one in found:
+        inside = [one.parent / "__init__.py"] if one != file or root != file.parent else []
+        for module in _imported_names(one, root):
+            place = Path(*module.split("."))
+            for start in dict.fromkeys((root, file.parent)):
+                inside += [start / parent / "__init__.py" for parent in place.parents if parent != Path()]
+                inside += [start / place.with_suffix(".py"), start / place / "__init__.py"]
+        found += [path for path in dict.fromkeys(inside) if path not in found and path.is_file()]
+    return found[1:]
+
+
+def _imported_names(file: Path, root: Path) -> list[str]:
+    """The dotted names that a file may import, relative ones made absolute; attributes are tried as modules too."""
+    package = file.parent.relative_to(root).parts
+    names: list[str] = []
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # ranks say so if they ever import it
+        return []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join((*start, *([node.module] if node.module else [])))
+            names += [source] if source else []
+            names += [f"{source}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*"]
+    return names
 
 
 def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:

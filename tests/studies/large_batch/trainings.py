@@ -43,7 +43,7 @@ class LearningLauncher(FakeLauncher):
         for step in range(trial.training_run.epochs * per_epoch):
             loss = math.nan if self._diverges(trial) else 2.0 / (1 + step)
             samples.append(StepSample(0, step, StepKind.CLEAN, 0.01 * step, 0.01, loss=loss))
-            if (step + 1) % trial.training_run.log_every == 0 or step + 1 == trial.training_run.epochs * per_epoch:
+            if step % trial.training_run.log_every == 0 or step + 1 == trial.training_run.epochs * per_epoch:
                 curve.append(self._make_line(trial, step, (step + 1) / per_epoch))
             if (step + 1) % per_epoch == 0:
                 curve.append(self._make_test(trial, step, (step + 1) // per_epoch))

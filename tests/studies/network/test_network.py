@@ -258,7 +258,7 @@ def test_a_bandwidth_of_launches_that_differ_much_is_never_negative(tmp_path: Pa
     document = conclude(tmp_path, play(vary), exchange=False)
     seconds = find_row(document.tables[1], "1gbit")["communication_seconds"]
     assert seconds.low is not None
-    assert seconds.low < 0
+    assert seconds.low == 0
     found = find_row(document.tables[2], "1gbit")["trained_bytes_per_second"]
     assert found.low is not None
     assert found.high is not None

@@ -195,6 +195,18 @@ def test_rounds_that_fail_alike_did_train_alike() -> None:
     assert "unequal-losses" not in warn([replace_losses(r, math.nan) for r in play()])
 
 
+def test_ranks_with_the_same_losses_train_on_the_same_samples() -> None:
+    def lose(result: TrialResult, by_rank: float) -> TrialResult:
+        samples = tuple(s._replace(loss=1 / (s.step + 1) + by_rank * s.rank) for s in result.samples)
+        return replace(result, samples=samples)
+
+    caution = only(warn([lose(result, 0.0) for result in play()]))
+    assert (caution.kind, caution.severity, caution.subject) == ("same-samples", "wrong-work", "ddp × 2")
+    assert "DistributedSampler" in caution.next_step
+    assert warn([lose(result, 1e-6) for result in play()]) == {}
+    assert warn([lose(result, 0.0) for result in play(num_ranks=1, strategy="single")]) == {}
+
+
 def test_the_plain_loop_and_its_control_are_called_by_their_names() -> None:
     def label(trial: Trial) -> str:
         return group_arms([TrialResult(trial=trial, status=Status.CRASHED)], None)[trial.configuration].label

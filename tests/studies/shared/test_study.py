@@ -175,7 +175,7 @@ def test_a_file_that_is_gone_can_still_be_named() -> None:
         (lambda: make_strong(ranks=(2, 2)), "--ranks 2 2 lists a number twice: give each once"),
         (lambda: make_strong(ranks=(3,)), "--global-batch-size 64 is not divisible by 3 ranks: use 63 or 66"),
         (lambda: make_strong(global_batch=0), "--global-batch-size must be at least 1, got 0"),
-        (lambda: make_weak(batch_per_rank=0), "--batch-per-rank must be at least 1, got 0"),
+        (lambda: make_weak(batch_per_rank=0), "--batch-size-per-rank must be at least 1, got 0"),
         (lambda: Sampling(rounds=0), "--rounds must be at least 1, got 0"),
         (lambda: Sampling(steps=1), "--steps must be at least 2, got 1"),
         (lambda: Sampling(warmup=-1), "--warmup must be at least 0, got -1"),

@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 SYNCHRONISED = {
     "workload": "resnet18",
-    "options": {"norm": "batch"},
+    "options": {"norm": "batch", "width": 16},
     "global_batch": 4,
     "optimization": SLOWLY,
     "spreading": Spreading(sync_batch_norm=True),

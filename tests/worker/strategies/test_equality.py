@@ -133,7 +133,7 @@ def test_powersgd_with_many_buckets_neither_hangs_nor_diverges(launcher: LocalLa
     )
 
 
-@pytest.mark.parametrize("case", ["mlp", "gpt2", "transformer"])
+@pytest.mark.parametrize("case", ["mlp", "gpt2"])
 def test_accumulation_trains_as_the_whole_batch_at_once(launcher: LocalLauncher, tmp_path: Path, case: str) -> None:
     alone = read_losses(launcher, tmp_path, "single", 1, **CASES[case])
     shape = StepShape(micro_batch=CASES[case]["global_batch"] // 4)
@@ -157,7 +157,7 @@ def test_checkpointing_changes_no_bit_even_with_dropout(
     assert read_losses(launcher, tmp_path, strategy, num_ranks, shape=shape, **DROPOUT) == kept
 
 
-@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp-full", "fsdp2"])
 def test_accumulation_and_checkpointing_go_together(launcher: LocalLauncher, tmp_path: Path, strategy: str) -> None:
     kept = read_losses(launcher, tmp_path, strategy, 2, shape=StepShape(micro_batch=1), **DROPOUT)
     shape = StepShape(micro_batch=1, checkpointing="full")

@@ -76,6 +76,7 @@ class MaxBatch(Study):
     name: ClassVar[str] = "max-batch"
     title: ClassVar[str] = "Max batch"
     question: ClassVar[str] = "What is the largest batch that fits into memory?"
+    takes_script: ClassVar[bool] = True
 
     ranks: int = 1
     """Ranks to train on."""
@@ -106,6 +107,7 @@ class MaxBatch(Study):
             )
 
     def plan(self) -> list[Trial]:
+        self.job.check_sets_batch(self.name)
         configuration = Configuration(
             name=f"batch-{self.start}",
             label=f"batch {self.start}",
@@ -117,7 +119,7 @@ class MaxBatch(Study):
         if trial.device == "cpu":
             share = int(SHARE_OF_MEMORY * read_available_memory()) // trial.num_processes
             trial = replace(trial, memory_limit_bytes=trial.memory_limit_bytes or share, allocator="pages")
-        trial = replace(trial, task=Measure(plan=PROBE_PLAN))
+        trial = self._make_probe(trial, self.start)
         if find_strategy(trial.strategy).memory is None:
             return [trial]
         return [make_forecast(trial, batch) for batch in FORECAST_BATCHES]
@@ -133,7 +135,13 @@ class MaxBatch(Study):
         batch = choose_next_batch(
             search.probes, limit_bytes=search.limit_bytes, start=self.start, most=self.most, hint=search.forecast
         )
-        return [] if batch is None else [make_probe_trial(results[0].trial, batch)]
+        return [] if batch is None else [self._make_probe(results[0].trial, batch)]
+
+    def _make_probe(self, template: Trial, batch: int) -> Trial:
+        """The trial that runs a batch; a script gets it as an argument."""
+        probe = make_probe_trial(template, batch)
+        is_script = self.job.script is not None
+        return replace(probe, task=self.job.make_script_task(PROBE_PLAN, batch, self.ranks)) if is_script else probe
 
     def expects(self, result: TrialResult) -> bool:
         """Running out of memory is what the search looks for; without a forecast it begins with one sample."""
@@ -145,13 +153,13 @@ class MaxBatch(Study):
         sections = [Section(tables=(probes,), charts=keep_charts(draw_probes(probes, search), draw_search(search)))]
         if search.largest is not None:
             sections.append(Section(heading="The answer", tables=(make_answer_table(search, self.ranks),)))
-        steps = PROBE_PLAN.num_steps if search.trial else "–"
+        is_script = self.job.script is not None
         words = (
             self.job.label,
-            describe_placement(self.strategy, self.ranks),
-            self.job.dtype,
+            self.job.name_ranks("", self.ranks) if is_script else describe_placement(self.strategy, self.ranks),
+            *([] if is_script else [self.job.dtype]),
             f"{format_bytes(search.limit_bytes)} per {search.owner}",
-            f"probes of {steps} steps",
+            f"probes of {PROBE_PLAN.num_steps if search.trial else '–'} steps",
         )
         return Document(
             title=self.title,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from scalelab.analysis.memory import CATEGORIES
 from scalelab.records.observations import MemoryReport
 from scalelab.records.strategies import find_strategy
+from scalelab.records.tasks import Script
 from scalelab.records.trial import Status
 from scalelab.report.charts.column_charts import draw_columns, draw_stacks, keep_charts
 from scalelab.report.charts.plot import MOST_SERIES
@@ -37,13 +38,23 @@ STATES = FindingKind(
 AFTER_STEP = FindingKind("memory-after-step", "What is still allocated after a step", ASIDE, ("current_bytes", "share"))
 FORECAST_ERROR = FindingKind("forecast-error", "How far the memory forecast is off", REASON, ("error", "rows"))
 STRATEGIES = FindingKind(
-    "memory-strategies", "Peak of a strategy against the first one", REASON, ("change_bytes", "share", "bucket_bytes")
+    "memory-strategies",
+    "Peak of a strategy against the first one",
+    REASON,
+    ("change_bytes", "share", "bucket_bytes"),
+    free=("change_bytes", "share"),
 )
 GROWTH = FindingKind(
     "memory-per-sample", "What one more sample per rank adds to the peak", REASON, ("bytes_per_sample",)
 )
 PROCESS = FindingKind("process-memory", "Resident memory of the whole process", ASIDE, ("process_bytes", "start_bytes"))
-FITS = FindingKind("fits", "The largest batch that fits into a device, by forecast", MAIN, ("batch", "margin_bytes"))
+FITS = FindingKind(
+    "fits",
+    "The largest batch that fits into a device, by forecast",
+    MAIN,
+    ("batch", "margin_bytes"),
+    free=("margin_bytes",),
+)
 NOTHING = FindingKind("not-measured", "No trial completed", MAIN)
 
 NO_FORECAST = CautionKind("no-forecast", "The memory of the workload cannot be forecast", "note")
@@ -53,15 +64,18 @@ FORECAST_LIMITS = CautionKind("forecast-limits", "What a memory forecast leaves 
 
 
 def make_peak_table(rows: Sequence[MemoryRow]) -> Table:
-    """Forecast against measurement."""
+    """Forecast against measurement; a script has no forecast."""
+    has_forecast = not all(isinstance(row.trial.task, Script) for row in rows) or not rows
     return make_table(
         rows,
         text_column("run", "run", lambda row: row.label),
-        bytes_column("forecast_bytes", "forecast", lambda row: row.forecast_bytes),
+        bytes_column("forecast_bytes", "forecast", lambda row: row.forecast_bytes) if has_forecast else None,
         bytes_column("peak_bytes", "peak", lambda row: row.measured.peak_bytes if row.measured else row.status),
         share_column(
             "forecast_error", "error", lambda row: None if row.error is None else round(row.error, ERROR_DIGITS)
-        ),
+        )
+        if has_forecast
+        else None,
         text_column("peak_phase", "peak in", lambda row: (row.report.peak_phase or None) if row.report else None),
         notes=("bytes per rank, of the rank with the most",),
     )
@@ -332,7 +346,8 @@ def _name_failures(rows: Sequence[MemoryRow]) -> Iterator[Caution]:
 
 def draw_peaks(table: Table) -> tuple[Chart, ...]:
     """The forecast of every configuration beside its measurement."""
-    columns = {"forecast_bytes": "forecast", "peak_bytes": "measured"}
+    names = {"forecast_bytes": "forecast", "peak_bytes": "measured"}
+    columns = {column.key: names[column.key] for column in table.columns if column.key in names}
     caption = "The rank with the most. The same in every launch, so there are no intervals."
     return keep_charts(draw_columns(table, columns, title="Peak memory", axis_title="peak", caption=caption))
 

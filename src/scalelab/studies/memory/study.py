@@ -19,7 +19,7 @@ from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
-from scalelab.records.strategies import StrategyName, find_strategy
+from scalelab.records.strategies import SCRIPT, StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -39,7 +39,7 @@ from scalelab.studies.shared.job import Job, describe_trial_fields
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
-from scalelab.units import format_bytes, parse_bytes
+from scalelab.units import format_bytes, format_count, parse_bytes
 
 
 def make_short_sampling() -> Sampling:
@@ -55,6 +55,7 @@ class Memory(Study):
     title: ClassVar[str] = "Memory"
     question: ClassVar[str] = "How much memory does a step take, what for, and does it fit?"
     forecasts_memory: ClassVar[bool] = True
+    takes_script: ClassVar[bool] = True
 
     strategies: tuple[StrategyName, ...] = ("single", "ddp", "fsdp-full")
     """Strategies to compare; single runs on one rank."""
@@ -92,6 +93,8 @@ class Memory(Study):
     def plan(self) -> list[Trial]:
         """All forecasts, which are quick, then the measurements that this machine has devices for."""
         rows = self._list_rows()
+        if self.job.script is not None:
+            return plan_rounds(self.job, self.sampling, rows)  # fake tensors cannot run a script
         measured = [row for row in rows if row.num_ranks <= self._most_ranks] or rows
         return [*(self._plan_forecast(row) for row in rows), *plan_rounds(self.job, self.sampling, measured)]
 
@@ -100,6 +103,8 @@ class Memory(Study):
         return len(find_gpus()) if self.job.found_device == "cuda" else self.ranks
 
     def _list_rows(self) -> list[Configuration]:
+        if self.job.script is not None:
+            return self._list_script_rows()
         return [
             Configuration(
                 name=f"{name_row(strategy, self.ranks)}-b{batch}",
@@ -112,6 +117,21 @@ class Memory(Study):
             )
             for strategy in self.strategies
             for num_ranks in (find_strategy(strategy).count_ranks(self.ranks),)
+            for batch in sorted(self.batches)
+        ]
+
+    def _list_script_rows(self) -> list[Configuration]:
+        self.job.check_sets_batch(self.name)
+        label = self.job.name_ranks("", self.ranks)
+        return [
+            Configuration(
+                name=f"{SCRIPT.name}-{self.ranks}-b{batch}",
+                strategy=SCRIPT.name,
+                num_ranks=self.ranks,
+                global_batch=self.ranks * batch,
+                label=f"{label}, batch {batch}",
+                instruments=("memory",),
+            )
             for batch in sorted(self.batches)
         ]
 
@@ -171,7 +191,8 @@ class Memory(Study):
         counts = [rank.num_parameters for row in rows for rank in _list_ranks(row) if rank.num_parameters]
         parameters = f"{max(counts):,} parameters".replace(",", "\u202f") if counts else "parameters unknown"
         precision = f"{self.job.dtype}{' (autocast)' if self.job.shape.autocast else ''}"
-        return " · ".join([self.job.label, parameters, precision, f"{self.ranks} ranks"])
+        words = () if self.job.script is not None else (precision,)
+        return " · ".join([self.job.label, parameters, *words, format_count(self.ranks, "rank")])
 
     def _name_unplanned(self, rows: Sequence[MemoryRow]) -> list[str]:
         """Configurations that only a machine with more devices could measure."""

@@ -32,7 +32,7 @@ from scalelab.records.observations import TracedStep
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import TrialResult
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, group_arms, name_sender
 
 BASE = "single"
 NANOSECONDS = 1e-9
@@ -93,7 +93,7 @@ class LinkRow:
         messages = self._find_messages()
         if messages:
             return sum(size * bus_factor(kind, num_ranks) for kind, size in messages)
-        kinds = [send.kind for send in find_strategy(self.arm.trial.strategy).sends if send.size == "gradients"]
+        kinds = [send.kind for send in find_strategy(name_sender(self.arm)).sends if send.size == "gradients"]
         if self.payload_bytes is None or not kinds:
             return None
         return self.payload_bytes * bus_factor(kinds[0], num_ranks)

@@ -58,7 +58,11 @@ COMMUNICATION = FindingKind(
     "profiled-communication", "Communication in a profiled step over a link", DETAIL, ("share", "ratio")
 )
 BANDWIDTH = FindingKind(
-    "bus-bandwidth", "Bus bandwidth of all-reduces alone over a link", DETAIL, ("bus_bandwidth", "nominal_share")
+    "bus-bandwidth",
+    "Bus bandwidth of all-reduces alone over a link",
+    DETAIL,
+    ("bus_bandwidth", "nominal_share"),
+    free=("nominal_share",),
 )
 NOT_NOMINAL = CautionKind("not-nominal", "A link is not as fast as its rate says", "wrong-work", ("nominal_share",))
 

@@ -59,6 +59,7 @@ class Network(Study):
     name: ClassVar[str] = "network"
     title: ClassVar[str] = "Network"
     question: ClassVar[str] = "How much does the network link between ranks cost?"
+    takes_script: ClassVar[bool] = True
 
     links: tuple[str, ...] = ("inside", "unshaped", "1gbit", "100mbit")
     """inside: all ranks on this host. Any other link gives every rank an emulated host (Linux, root): unshaped, or a
@@ -144,7 +145,7 @@ class Network(Study):
                 self.job,
                 self.sampling,
                 answer.arms.values(),
-                f"{self.strategy} × {self.ranks}",
+                self.job.name_ranks(self.strategy, self.ranks),
                 f"{self.batch_per_rank} samples per rank",
             ),
             sections=(

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.quality import find_resolution
 from scalelab.analysis.speedup import (
     AmdahlFit,
     ExposedCommunication,
@@ -59,6 +60,7 @@ LOSS = FindingKind(
     "By how much a step exceeds its ideal, and which part of that is communication",
     REASON,
     ("excess_seconds", "exposed_seconds", "rest_seconds"),
+    free=("excess_seconds", "rest_seconds"),
 )
 EXPOSED = FindingKind(
     "exposed-communication", "Time per step that waits for communication, by ablation", DETAIL, ("seconds", "share")
@@ -73,7 +75,7 @@ USL = FindingKind(
 )
 OVERHEAD = FindingKind("ddp-overhead", "One rank of the strategy over the plain loop", DETAIL, ("ratio", "verdict"))
 OVERSUBSCRIBED = FindingKind("oversubscribed-rows", "Rows whose ranks share cores", DETAIL)
-CONTROL = FindingKind("control", "The reference measured twice, over itself", ASIDE, ("ratio", "verdict"))
+CONTROL = FindingKind("control", "The reference measured twice, over itself", ASIDE, ("ratio", "verdict", "resolution"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +132,15 @@ class ScalingAnswer:
         """Work per second over that of the base; under weak scaling the work grows with the ranks."""
         if base is None or arm is base or not arm.is_measured:
             return None
-        if self.is_strong:
+        if self.is_strong and self.has_planned_work:
             return estimate_speedup(base.clean, arm.clean)
-        return estimate_scaled_speedup(base.clean, arm.clean, arm.trial.num_ranks)
+        return estimate_scaled_speedup(base.clean, arm.clean, arm.step_samples / base.step_samples)
+
+    @cached_property
+    def has_planned_work(self) -> bool:
+        """Whether a step of every row takes the same samples: of all ranks (strong) or of each (weak)."""
+        rows = [arm for arm in (self.plain, *self.spread) if arm is not None]
+        return len({arm.step_samples if self.is_strong else arm.rank_samples for arm in rows}) <= 1
 
     def efficiency(self, arm: Arm, base: Arm | None) -> Estimate | None:
         speedup = self.speedup(arm, base)
@@ -148,6 +156,8 @@ class ScalingAnswer:
         """By how much a step is longer than the ideal: T_N − T_1/N, or T_N − T_1 under weak scaling."""
         if self.one_rank is None or arm.trial.num_ranks == 1 or find_strategy(arm.trial.strategy).is_plain:
             return None
+        if not self.has_planned_work:
+            return None
         return communication_by_subtraction(
             self.one_rank.clean, arm.clean, arm.trial.num_ranks, is_weak=not self.is_strong
         )
@@ -157,20 +167,22 @@ class ScalingAnswer:
         return list_methods(arm) | {"subtraction": self.excess(arm)}
 
     @cached_property
-    def control_ratio(self) -> Estimate | None:
-        """The reference measured again, over itself: what is not 1 here is the machine."""
-        reference = self.one_rank if self.strategy == SCRIPT.name else self.plain
-        if reference is None or self.control is None:
-            return None
-        return estimate_ratio(self.control.clean, reference.clean)
+    def controlled(self) -> tuple[Arm, Arm] | None:
+        """The control, and the reference that it measures again."""
+        return None if self.reference is None or self.control is None else (self.control, self.reference)
+
+    @property
+    def reference(self) -> Arm | None:
+        """What the control measures again: the plain loop, or a script on one rank."""
+        return self.one_rank if self.strategy == SCRIPT.name else self.plain
 
     @cached_property
     def amdahl(self) -> AmdahlFit | None:
-        return fit_amdahl(self._times()) if self.is_strong else None
+        return fit_amdahl(self._times()) if self.is_strong and self.has_planned_work else None
 
     @cached_property
     def gustafson(self) -> GustafsonFit | None:
-        return None if self.is_strong else fit_gustafson(self._times())
+        return None if self.is_strong or not self.has_planned_work else fit_gustafson(self._times())
 
     @cached_property
     def usl(self) -> UslFit | None:
@@ -185,7 +197,7 @@ class ScalingAnswer:
 
 
 def _throughputs(arm: Arm) -> Rounds:
-    return [[arm.trial.global_batch / seconds for seconds in steps] for steps in arm.clean]
+    return [[arm.step_samples / seconds for seconds in steps] for steps in arm.clean]
 
 
 def find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
@@ -210,11 +222,18 @@ def find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
     if fair and best is not None:
         yield from describe_traced(best)
         yield from compare_methods(best, answer.list_methods(best))
-    if answer.control_ratio is not None:
-        verdict = judge(answer.control_ratio)
-        factor = format_interval("ratio", answer.control_ratio)
-        text = f"Control: the plain loop measured twice differs by a factor of {factor}: {verdict}."
-        yield CONTROL("control", text, ratio=answer.control_ratio, verdict=str(verdict))
+    if answer.controlled is not None:
+        yield _describe_control(*answer.controlled)
+
+
+def _describe_control(control: Arm, reference: Arm) -> Finding:
+    ratio = estimate_ratio(control.clean, reference.clean)
+    verdict, factor = judge(ratio), format_interval("ratio", ratio)
+    resolution = find_resolution(control.clean, reference.clean)
+    power = "" if resolution is None else f" With this noise 8 of 10 runs would find {format_share(resolution)}."
+    what = "the plain loop" if reference.label == "plain loop" else reference.label
+    text = f"Control: {what} measured twice differs by a factor of {factor}: {verdict}.{power}"
+    return CONTROL("control", text, ratio=ratio, verdict=str(verdict), resolution=resolution)
 
 
 def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iterator[Finding]:
@@ -236,7 +255,8 @@ def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iter
         efficiency=efficiency,
     )
     own = answer.efficiency(arm, answer.one_rank)
-    more = f", {format_known('share', own)} over {answer.one_rank.label}" if own and answer.one_rank else ""
+    one_rank = None if answer.one_rank is base else answer.one_rank
+    more = f", {format_known('share', own)} over {one_rank.label}" if own and one_rank else ""
     text = f"Efficiency of {arm.label}: {share} over {over}{more}."
     yield EFFICIENCY(arm.label, text, efficiency=efficiency, efficiency_over_one_rank=own)
 

@@ -12,7 +12,7 @@ from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution
+from scalelab.report.findings import Caution, CautionKind
 from scalelab.report.tables import (
     INTERVAL_NOTE,
     Field,
@@ -39,7 +39,11 @@ from scalelab.studies.shared.sweep import (
     step_column,
     warn_of_control,
 )
+from scalelab.units import format_count
 
+UNEQUAL_WORK = CautionKind(
+    "unequal-work", "Rows of a script take other samples per step than the study compares", "wrong-work"
+)
 COUNTED = {
     "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
     "phases": "from the last rank's last gradient on",
@@ -188,7 +192,7 @@ def plot_scaling(answer: ScalingAnswer, planned: Sequence[int]) -> tuple[Chart, 
     ]
     if not any(row["ranks"] > 1 for row in rows):
         return ()
-    raw = [row for name, base in bases.items() for arm in answer.spread for row in make_rounds(answer, arm, name, base)]
+    raw = [row for name, base in bases.items() for arm in answer.spread for row in make_rounds(arm, name, base)]
     failed = list(list_failed(answer, planned, next(iter(bases))))
     laws = find_laws(answer)
     caption = write_caption(answer, failed)
@@ -225,7 +229,7 @@ def describe_place(arm: Arm, name: str) -> Made:
     return {"series": name, "ranks": trial.num_ranks, "regime": regime, "note": note or "–", "key": arm.label}
 
 
-def make_rounds(answer: ScalingAnswer, arm: Arm, name: str, base: Arm) -> Iterator[Made]:
+def make_rounds(arm: Arm, name: str, base: Arm) -> Iterator[Made]:
     """The same of every round alone."""
     if arm is base:
         return
@@ -233,7 +237,7 @@ def make_rounds(answer: ScalingAnswer, arm: Arm, name: str, base: Arm) -> Iterat
     num_ranks = arm.trial.num_ranks
     place = describe_place(arm, name)
     for before, after in times.T:
-        speedup = float(before / after) * (1 if answer.is_strong else num_ranks)
+        speedup = float(before / after) * arm.step_samples / base.step_samples
         yield place | {"speedup": speedup, "efficiency": speedup / num_ranks, "note": "one round"}
 
 
@@ -291,7 +295,8 @@ def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Seq
         sections=tuple(sections),
         findings=tuple(find_findings(answer)),
         cautions=(
-            *(warn_of_control(answer.control_ratio, "plain loop") if answer.control_ratio else ()),
+            *(warn_of_control(*answer.controlled) if answer.controlled else ()),
+            *_warn_of_work(answer),
             *find_cautions(answer.arms.values()),
             *(warn_of_rest(answer.largest) if answer.largest else ()),
             *_warn_of_extrapolation(answer),
@@ -325,6 +330,23 @@ def _describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch
     device = arms[0].trial.device if arms else job.found_device
     backend = "threads" if find_strategy(answer.strategy).has_replicas else "nccl" if device == "cuda" else "gloo"
     return describe_measurement(job, sampling, arms, answer.strategy, job.dtype, backend, batch)
+
+
+def _warn_of_work(answer: ScalingAnswer) -> Iterator[Caution]:
+    """A script whose rows take other samples per step than the study compares."""
+    if answer.has_planned_work:
+        return
+    taken = ", ".join(f"{arm.label} takes {arm.step_samples}{_count_passes(arm)}" for arm in answer.spread)
+    yield UNEQUAL_WORK(
+        "",
+        f"rows differ in samples per step: {taken}; speedup compares samples/s, and no law is fitted",
+        "let the placeholders or the script divide the batch by the ranks, not both",
+    )
+
+
+def _count_passes(arm: Arm) -> str:
+    passes = next((one.num_passes for one in arm.scripts if one.num_passes), None)
+    return "" if passes is None else f" in {format_count(passes, 'pass')}"
 
 
 def _warn_of_extrapolation(answer: ScalingAnswer) -> Iterator[Caution]:

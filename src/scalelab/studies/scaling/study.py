@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from scalelab.checks import check_at_least
-from scalelab.errors import UnknownName, UsageError
+from scalelab.errors import UnknownName
 from scalelab.records.observations import Instrument
 from scalelab.records.strategies import PLAIN, SCRIPT, STRATEGIES, ParallelStrategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_rounds
-from scalelab.studies.shared.script import ScriptSource
 from scalelab.studies.shared.study import Study
 
 
@@ -54,7 +53,7 @@ class Scaling(Study):
         A script has no plain loop: one rank of it is the reference.
         """
         if self.job.script is not None:
-            return self._plan_script(self.job.script)
+            return self._plan_script()
         if self.strategy not in STRATEGIES:
             raise UnknownName("strategy", self.strategy, STRATEGIES)
         names = ["single-1", "control"] if self.sampling.control else ["single-1"]
@@ -73,17 +72,18 @@ class Scaling(Study):
         ]
         return plan_rounds(self.job, self.sampling, configurations)
 
-    def _plan_script(self, script: ScriptSource) -> list[Trial]:
+    def _plan_script(self) -> list[Trial]:
         """The script on one rank, once more as the control, and on each number of ranks."""
-        if self.is_strong and not script.sets_batch:
-            raise UsageError(
-                f"{script.label} needs the batch size of each trial: write {{batch_per_rank}} in its"
-                " arguments, where it takes its batch size"
-            )
         rows = {f"{SCRIPT.name}-1": 1} | ({"control": 1} if self.sampling.control else {})
         rows |= {f"{SCRIPT.name}-{n}": n for n in sorted(self.ranks) if n > 1}
         configurations = [
-            Configuration(name=name, strategy=SCRIPT.name, num_ranks=n, global_batch=self.size_batch(n))
+            Configuration(
+                name=name,
+                strategy=SCRIPT.name,
+                num_ranks=n,
+                global_batch=self.size_batch(n),
+                instruments=() if name == "control" else choose_instruments(SCRIPT.name, n),
+            )
             for name, n in rows.items()
         ]
         return plan_rounds(self.job, self.sampling, configurations)

@@ -11,6 +11,7 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.analysis.link import group_transfers
 from scalelab.analysis.quality import Warmup, find_warmup
 from scalelab.analysis.stats import Rounds, estimate_median
+from scalelab.records.observations import ScriptReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.units import format_bytes
@@ -59,6 +60,26 @@ class Arm:
     def step(self) -> Estimate:
         return estimate_median(self.clean)
 
+    @property
+    def step_samples(self) -> int:
+        """Samples per step over all ranks."""
+        return next((count_step_samples(result) for result in self.completed), self.trial.global_batch)
+
+    @property
+    def rank_samples(self) -> int:
+        """Samples per step on each rank."""
+        return self.step_samples // self.trial.num_ranks
+
+    @property
+    def num_passes(self) -> int:
+        """Backward passes of one step: those of a script as they were seen."""
+        return next((one.num_passes for one in self.scripts if one.num_passes), self.trial.accumulation)
+
+    @property
+    def scripts(self) -> list[ScriptReport]:
+        """What was seen of a training script, on every rank of every round that completed."""
+        return [rank.script for result in self.completed for rank in result.ranks if rank.script is not None]
+
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
         rounds: list[list[float]] = []
@@ -86,6 +107,18 @@ class Arm:
         """The highest of any rank in any round."""
         found = [rank.peak_memory_bytes for result in self.completed for rank in result.ranks]
         return max((peak for peak in found if peak is not None), default=None)
+
+
+def count_step_samples(result: TrialResult) -> int:
+    """Samples per step over all ranks: those that a script really took, otherwise those of the plan."""
+    counted = [rank.script.num_samples if rank.script is not None else None for rank in result.ranks]
+    known = [number for number in counted if number is not None]
+    return sum(known) if known and len(known) == result.trial.num_processes else result.trial.global_batch
+
+
+def name_sender(arm: Arm) -> str:
+    """The strategy that says what a row sends: of a script, the one that it applies itself."""
+    return next((script.strategy for script in arm.scripts if script.strategy), arm.trial.strategy)
 
 
 def name_configuration(trial: Trial) -> str:

@@ -27,6 +27,8 @@ NOISY_BETWEEN = 0.05
 """Relative spreads above which a host is called noisy: of steps within a launch, of launches' medians."""
 FEWEST_LAUNCHES = 6
 """With fewer, intervals assume that launches differ as a normal distribution does."""
+FEWEST_LOSSES = 3
+"""Different losses of a rank from which on others with the very same are no accident."""
 HEAVY_TAIL = 1.15
 """A mean this many times the median is not noise around it."""
 STOLEN = 0.02
@@ -40,6 +42,7 @@ NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-fin
 UNEQUAL_LOSSES = CautionKind(
     "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
 )
+SAME_SAMPLES = CautionKind("same-samples", "Ranks had the same losses: they train on the same samples", "wrong-work")
 PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
 MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
 NOISY_LAUNCHES = CautionKind("noisy-launches", "Launches of a row differ by more than 5 %", "noise", ("deviation",))
@@ -53,7 +56,15 @@ HEAVY_TAILS = CautionKind("heavy-tail", "The mean step is far above the median",
 NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch", "noise", ("step", "steps"))
 EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 UNTRAINED = CautionKind("not-trained", "The reference itself is often wrong", "wrong-work", ("accuracy",))
-NO_ABLATION = CautionKind("no-ablation", "No memory was left for steps without communication", "note")
+NO_ABLATION = CautionKind("no-ablation", "No step ran without communication, with the reason", "note")
+IRREGULAR = CautionKind("irregular-steps", "Steps of a script differ in their optimizer calls", "wrong-work")
+UNEVEN = CautionKind(
+    "uneven-steps", "Steps of a script differ in their backward passes", "wrong-work", ("uneven", "passes")
+)
+NOT_RECORDED = CautionKind(
+    "not-recorded", "An instrument does not apply to a script, with the reason", "note", ("instrument",)
+)
+UNSEEN_BATCH = CautionKind("unseen-batch", "The batch size of a script could not be checked", "wrong-work")
 
 VERBS = {
     Status.OUT_OF_MEMORY: "ran out of memory",
@@ -78,6 +89,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         yield from name_failure(arm.label, arm.results, is_measured=arm.is_measured)
     yield from _name_non_finite(arm)
     yield from _name_unequal_losses(arm)
+    yield from _name_same_samples(arm)
     words = next((rank.shuffle for result in arm.results for rank in result.ranks if rank.shuffle), "")
     if words:
         yield PARTLY_SHUFFLED(
@@ -91,10 +103,64 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     is_plain = find_strategy(arm.trial.strategy).is_plain
     plan = arm.trial.step_plan
     if plan is not None and plan.comm_free_steps and not is_plain and not any(arm.comm_free):
+        why = next((one.obstacle for one in arm.scripts if one.obstacle), "no memory was left to copy the model state")
         yield NO_ABLATION(
             arm.label,
-            f"{arm.label}: no memory was left to copy the training state, so no step ran without communication",
-            "give ranks more memory, or rely on communication by subtraction",
+            f"{arm.label}: no step ran without communication: {why}",
+            "rely on communication by subtraction" if arm.scripts else "give ranks more memory, or use subtraction",
+        )
+    yield from _look_at_script(arm)
+
+
+def _name_same_samples(arm: Arm) -> Iterator[Caution]:
+    """Ranks whose losses are equal to the last bit in every step of a launch."""
+    for result in arm.completed:
+        by_rank: dict[int, list[float | None]] = {}
+        for sample in result.samples:
+            by_rank.setdefault(sample.rank, []).append(sample.loss)
+        first = by_rank.get(0, [])
+        if len(by_rank) < 2 or len(set(first)) < FEWEST_LOSSES or None in first:
+            continue
+        same = [rank for rank, losses in by_rank.items() if rank and losses == first]
+        if same:
+            yield SAME_SAMPLES(
+                arm.label,
+                f"{arm.label}: ranks 0 and {same[0]} have the same loss in every step: they train on the same samples",
+                "draw each rank's own by rank and num_ranks, or give DataLoader a DistributedSampler",
+            )
+            return
+
+
+def _look_at_script(arm: Arm) -> Iterator[Caution]:
+    """Optimizers that take turns in no fixed order, steps of other work, a batch that was not seen."""
+    scripts = arm.scripts
+    if any(not script.is_regular for script in scripts):
+        yield IRREGULAR(
+            arm.label,
+            f"{arm.label}: its {scripts[0].num_optimizers} optimizers do not step in the same turns in every step",
+            "say where a step ends, such as --step-at dataloader",
+        )
+    uneven, passes = max((one.num_uneven for one in scripts), default=0), scripts[0].num_passes if scripts else None
+    if uneven:
+        yield UNEVEN(
+            arm.label,
+            f"{arm.label}: {uneven} steps of a launch did not have {passes} backward passes, as most do",
+            "samples/s counts that many in every step: use a dataset that the accumulated batches divide",
+            uneven=uneven,
+            passes=passes,
+        )
+    for name, why in (scripts[0].left_out if scripts else {}).items():
+        yield NOT_RECORDED(
+            arm.label,
+            f"{arm.label}: {name} not recorded: {why}",
+            "read the other columns; predict may need it",
+            instrument=name,
+        )
+    if any(script.num_samples is None for script in scripts):
+        yield UNSEEN_BATCH(
+            arm.label,
+            f"{arm.label}: the batch size was not seen, in a DataLoader or by a module; samples/s is the plan's",
+            "check that the script's batch size is the study's",
         )
 
 
@@ -191,7 +257,7 @@ def _name_tails(arms: Sequence[Arm]) -> Iterator[Caution]:
 def _measure_mean_rate(arm: Arm) -> str:
     """What a training run feels: the throughput by the mean step."""
     mean = statistics.fmean(seconds for launch in arm.clean for seconds in launch)
-    return f"{format_quantity('rate', arm.trial.global_batch / mean)} samples/s"
+    return f"{format_quantity('rate', arm.step_samples / mean)} samples/s"
 
 
 def _measure_tail(arm: Arm) -> float:

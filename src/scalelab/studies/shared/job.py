@@ -17,12 +17,17 @@ from scalelab.launch.ranks.links import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.launchers import LAUNCHERS, LauncherName, list_on_nodes
 from scalelab.records.settings import Bind, Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.steps import StepPlan
 from scalelab.records.strategies import SCRIPT, find_strategy
+from scalelab.records.tasks import Script
 from scalelab.records.trial import Option
-from scalelab.studies.shared.script import ScriptSource
+from scalelab.studies.shared.script import ScriptFlags, ScriptSource
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
 from scalelab.workloads.source import OwnWorkload, split_name
+
+LEAST_BARE_LIMIT = 2**20
+"""A smaller memory limit without a unit was not meant in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class Job:
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
     """A training script instead of a workload: the words after `--`."""
+    script_flags: ScriptFlags = field(default_factory=ScriptFlags)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
@@ -82,13 +88,18 @@ class Job:
         check_positive("timeout", self.timeout_seconds)
         if self.memory_limit is not None:
             check_at_least("memory_limit", self.memory_limit_bytes or 0, 1)
+            if self.memory_limit.strip().isdigit() and (self.memory_limit_bytes or 0) < LEAST_BARE_LIMIT:
+                raise UsageError(
+                    f"--memory-limit {self.memory_limit} is {self.memory_limit} bytes: add a unit, as in"
+                    f" {self.memory_limit}GB"
+                )
         self._check_hosts()
         if self.script is not None:
             self._check_script()
 
     def _check_script(self) -> None:
         """Refuse what only a script itself can decide."""
-        for name in ("dtype", "shape", "optimization", "spreading", "allocator", "perturbation"):
+        for name in ("dtype", "shape", "optimization", "spreading", "allocator"):
             value, plain = getattr(self, name), getattr(Job(), name)
             parts = [one.name for one in fields(value)] if is_dataclass(value) else []
             changed = [part for part in parts if getattr(value, part) != getattr(plain, part)]
@@ -158,6 +169,7 @@ class Job:
         """The workload as a trial carries it; raises `UsageError` if there is none, or not with these options."""
         if self.script is not None:
             return self.script.spec
+        self.script_flags.check_unused()
         options = self.built_in
         if options is not None:
             if not self.sees_failure:
@@ -168,7 +180,26 @@ class Job:
 
     def name_ranks(self, strategy: str, num_ranks: int) -> str:
         """The strategy and world size; a script has its own strategy."""
-        return f"{strategy if self.script is None else SCRIPT.name} × {num_ranks}"
+        return f"{self.name_strategy(strategy)} × {num_ranks}"
+
+    def name_strategy(self, strategy: str) -> str:
+        """The strategy of a trial: a script has its own."""
+        return strategy if self.script is None else SCRIPT.name
+
+    def make_script_task(self, plan: StepPlan, batch_per_rank: int, num_ranks: int) -> Script:
+        """The script as one trial runs it."""
+        assert self.script is not None
+        return self.script.make_task(
+            plan, batch_per_rank=batch_per_rank, num_ranks=num_ranks, seed=self.seed, flags=self.script_flags
+        )
+
+    def check_sets_batch(self, study: str) -> None:
+        """Refuse a script that is not given the batch size that a study varies."""
+        if self.script is not None and not self.script.sets_batch:
+            raise UsageError(
+                f"{study} varies the batch size: write {{batch_per_rank}} in the arguments of {self.script.label},"
+                " where it takes its batch size"
+            )
 
     @property
     def trial_options(self) -> dict[str, Option]:

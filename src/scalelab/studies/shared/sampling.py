@@ -99,6 +99,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     if job.found_device == "cuda" and not job.is_elsewhere:
         check_gpus(job.count_on_node(most_ranks))
     alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
+    cores = {num_ranks: share_cores(job, num_ranks, most_ranks) for num_ranks in {c.num_ranks for c in configurations}}
     trials = [
         Trial(
             configuration=configuration.name,
@@ -106,7 +107,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
             num_ranks=configuration.num_ranks,
             global_batch=configuration.global_batch,
             round=number,
-            **share_cores(job, configuration.num_ranks, most_ranks),
+            **cores[configuration.num_ranks],
             task=plan_task(configuration.job or job, sampling, configuration),
             label=configuration.label,
             instruments=configuration.instruments if number == 1 else (),
@@ -128,9 +129,7 @@ def plan_task(job: Job, sampling: Sampling, configuration: Configuration) -> Mea
         return Measure(plan=plan)
     num_ranks = configuration.num_ranks
     check_divisible(configuration.global_batch, num_ranks)
-    return job.script.make_task(
-        plan, batch_per_rank=configuration.global_batch // num_ranks, num_ranks=num_ranks, seed=job.seed
-    )
+    return job.make_script_task(plan, configuration.global_batch // num_ranks, num_ranks)
 
 
 def share_cores(job: Job, num_ranks: int, most_ranks: int) -> dict[str, Any]:

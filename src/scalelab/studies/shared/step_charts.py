@@ -122,9 +122,16 @@ def plot_spread(arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None
 
 
 def name_apart(arms: Sequence[Arm]) -> list[str]:
-    """The labels of arms, by configuration where two share one, as in a recipe."""
+    """The labels of arms; in a recipe, whose rows share some, with the row and its part."""
     labels = [arm.label for arm in arms]
-    return [arm.configuration if labels.count(arm.label) > 1 else arm.label for arm in arms]
+    return [name_in_row(arm) if labels.count(arm.label) > 1 else arm.label for arm in arms]
+
+
+def name_in_row(arm: Arm) -> str:
+    """`S2 strong, plain loop` for `s2.strong.single-1`; the configuration itself outside of recipes."""
+    row, _, rest = arm.configuration.partition(".")
+    part, _, own = rest.partition(".")
+    return f"{row.upper()} {part}, {arm.label}" if own else arm.configuration
 
 
 def plot_series(arms: Sequence[Arm]) -> Iterator[Chart]:

@@ -10,9 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.quality import find_resolution
 from scalelab.analysis.speedup import estimate_speedup
-from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge, pair_medians
+from scalelab.analysis.wander import find_memory
 from scalelab.checks import check_at_least
 from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
@@ -35,8 +39,9 @@ from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
-from scalelab.units import UNKNOWN, format_count, format_interval
+from scalelab.units import UNKNOWN, format_count, format_interval, format_share
 
+JOINT_NOTE = "verdicts hold together: any is wrong in one table of twenty (Holm)"
 PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"
@@ -45,7 +50,18 @@ FASTEST = FindingKind("fastest", "The fastest row, and its step time over the re
 VERDICT = FindingKind(
     "verdict", "Step time over the reference's (compare: of B over A), and the verdict", DETAIL, ("ratio", "verdict")
 )
-CONTROL_FAILED = CautionKind("control-failed", "The reference measured twice differs from itself", "noise", ("ratio",))
+CONTROL_FAILED = CautionKind(
+    "control-failed", "The reference measured twice differs from itself", "control", ("ratio",)
+)
+CONTROL_UNRESOLVED = CautionKind(
+    "control-unresolved",
+    "Too noisy to see whether the reference measured twice equals itself",
+    "control",
+    ("ratio", "resolution"),
+)
+CORRELATED_ROUNDS = CautionKind(
+    "correlated-rounds", "A row's ratio to the reference wanders from round to round", "noise", ("correlation",)
+)
 
 
 def plan_sweep(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:
@@ -64,7 +80,7 @@ def samples_column(**options: Any) -> Field[Arm]:
     return rate_column(
         "samples_per_second",
         "samples/s",
-        lambda arm: arm.step.map(lambda seconds: arm.trial.global_batch / seconds),
+        lambda arm: arm.step.map(lambda seconds: arm.step_samples / seconds),
         **({"shows_interval": False} | options),
     )
 
@@ -137,19 +153,53 @@ def find_sweep_cautions(arms: Mapping[str, Arm], reference: Arm | None) -> tuple
     control = arms.get(CONTROL)
     found: tuple[Caution, ...] = ()
     if control is not None and reference is not None and control.is_measured and reference.is_measured:
-        found = tuple(warn_of_control(estimate_ratio(control.clean, reference.clean), reference.label))
-    return (*found, *find_cautions(arms.values()))
+        found = tuple(warn_of_control(control, reference))
+    return (*found, *find_cautions(arms.values()), *warn_of_correlation(arms.values(), reference))
 
 
-def warn_of_control(ratio: Estimate, label: str) -> Iterator[Caution]:
-    """The first thing to know: the machine made a difference where there is none."""
-    if judge(ratio) in (Verdict.FASTER, Verdict.SLOWER):
+def warn_of_control(control: Arm, reference: Arm) -> Iterator[Caution]:
+    """The first thing to know: the machine made a difference where there is none, or is too noisy to see one."""
+    ratio, label = estimate_ratio(control.clean, reference.clean), reference.label
+    verdict = judge(ratio)
+    if verdict is Verdict.UNRESOLVED:
+        resolution = find_resolution(control.clean, reference.clean)
+        seen = "" if resolution is None else f"; differences below {format_share(resolution)} would often be missed"
+        yield CONTROL_UNRESOLVED(
+            label,
+            f"the control is unresolved: {label} measured twice differs by a factor of"
+            f" {format_interval('ratio', ratio)}{seen}",
+            "measure again on a quieter machine, with more --rounds",
+            ratio=ratio,
+            resolution=resolution,
+        )
+    if verdict in (Verdict.FASTER, Verdict.SLOWER):
         yield CONTROL_FAILED(
             label,
             f"the control failed: {label} measured twice differs by a factor of {format_interval('ratio', ratio)},"
             " so differences of this size mean nothing here",
             "measure again on a quieter machine, with more --rounds",
             ratio=ratio,
+        )
+
+
+def warn_of_correlation(arms: Iterable[Arm], reference: Arm | None) -> Iterator[Caution]:
+    """Rounds that are not independent: the machine treats configurations differently for some rounds in a row."""
+    found: dict[str, float] = {}
+    for arm in arms:
+        if reference is None or arm is reference or not arm.is_measured or not reference.is_measured:
+            continue
+        above, below = pair_medians([arm.clean, reference.clean])
+        memory = find_memory(np.log(above / below))
+        if memory is not None:
+            found[arm.label] = memory
+    if found:
+        worst = max(found, key=lambda label: found[label])
+        yield CORRELATED_ROUNDS(
+            ", ".join(found),
+            f"rounds are not independent: {', '.join(found)} over {reference.label if reference else 'the reference'}"
+            f" wander from round to round (lag-1 correlation up to {found[worst]:.2f}); their intervals are widened",
+            "raise --rounds, or repeat the run and see whether verdicts stay",
+            correlation=found[worst],
         )
 
 
@@ -163,8 +213,17 @@ def describe_measurement(
     dropped = every[0].num_dropped if every else UNKNOWN
     how = "" if sampling.warmup is not None else " (auto)"
     cores = f"{UNKNOWN if threads is None else format_count(threads, 'core')} per rank"
+    words = (*words, *filter(None, [describe_passes(every)]))
     launches = f"{sampling.launches} × {sampling.steps} steps, first {dropped} dropped as warm-up{how}"
     return " · ".join([label or job.label, *words, cores, launches])
+
+
+def describe_passes(arms: Sequence[Arm]) -> str:
+    """How many backward passes and samples a step of a script has, where it has several; the first row's."""
+    first = next((arm for arm in arms if arm.scripts), None)
+    if first is None or (passes := first.scripts[0].num_passes or 1) == 1:
+        return ""
+    return f"{passes} backward passes per step: {format_count(first.step_samples, 'sample')}"
 
 
 def describe_placement(strategy: str | None, num_ranks: int) -> str:
@@ -191,9 +250,13 @@ class Sweep:
 
     @property
     def ratios(self) -> dict[str, Estimate]:
-        """By label: the step time of every other measured row over the reference's, round by round."""
-        found = {arm.label: compare_steps(arm, self.reference) for arm in self.rows}
-        return {label: ratio for label, ratio in found.items() if isinstance(ratio, Estimate)}
+        """By label: the step time of every other measured row over the reference's, round by round, judged together."""
+        reference = self.reference
+        if reference is None or not reference.is_measured:
+            return {}
+        return compare_together(
+            {arm.label: (arm.clean, reference.clean) for arm in self.measured if arm is not reference}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +360,8 @@ class SweepStudy(Study, is_abstract=True):
     def make_main_section(self, sweep: Sweep) -> Section:
         """The main table, a row for every configuration, and its charts."""
         columns, notes = tuple(self.list_columns(sweep)), tuple(self.list_notes(sweep))
+        if len(sweep.ratios) > 1:
+            notes = (*notes, JOINT_NOTE)
         table = make_sweep_table(sweep.arms.values(), columns, name_header=self.row_header, notes=notes)
         return Section(tables=(table,), charts=keep_charts(*self.draw_charts(table, sweep)))
 

@@ -37,7 +37,7 @@ def measure_speed(arm: Arm) -> Estimate | None:
     operations = count_operations(arm)
     if operations is None or not arm.is_measured:
         return None
-    work = operations * arm.trial.global_batch
+    work = operations * arm.step_samples
     return arm.step.map(lambda seconds: work / seconds)
 
 
@@ -49,7 +49,7 @@ def name_samples(job: Job) -> str:
 def count_tokens(arm: Arm) -> int:
     """What one step processes: tokens where samples have them, otherwise samples."""
     tokens: int = getattr(read_options(arm.trial), "num_tokens", 1)
-    return arm.trial.global_batch * tokens
+    return arm.step_samples * tokens
 
 
 def measure_rate(arm: Arm) -> Estimate:

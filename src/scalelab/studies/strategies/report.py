@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from scalelab.analysis.device_usage import IDLE, NUM_SLICES, describe_utilization
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
-from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
@@ -65,9 +65,13 @@ UNEVEN = 0.1
 MOST_OTHERS = 0.05
 """A share of the cores' time above which other programs are named."""
 
-VARIATION = FindingKind("variation", "Variation of step times (standard deviation over mean)", DETAIL, ("share",))
+VARIATION = FindingKind(
+    "variation", "Variation of step times (standard deviation over mean)", DETAIL, ("share",), free=("share",)
+)
 UTILIZATION = FindingKind("utilization", "How busy the devices of a strategy are", DETAIL, ("least", "most"))
-EXCESS = FindingKind("device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",))
+EXCESS = FindingKind(
+    "device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",), free=("excess_bytes",)
+)
 
 NOT_OBSERVED = CautionKind("no-utilization", "How busy devices were could not be observed", "note")
 OTHER_PROGRAMS = CautionKind("other-programs", "Other programs used the cores of the ranks", "noise", ("share",))
@@ -191,10 +195,9 @@ def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> Iterator
     has_reference = reference is not None and reference.is_measured
     yield from _name_fastest(arms)
     if reference is not None and has_reference:
-        for arm in arms:
-            if arm is not reference:
-                ratio = estimate_ratio(arm.clean, reference.clean)
-                yield judge_row(arm.label, ratio, reference.label, weight=REASON)
+        others = {arm.label: (arm.clean, reference.clean) for arm in arms if arm is not reference}
+        for label, ratio in compare_together(others).items():
+            yield judge_row(label, ratio, reference.label, weight=REASON)
         yield from _describe_losses(arms, reference)
     for arm in arms:
         yield from _describe_idling(arm)
@@ -296,7 +299,7 @@ def _describe_losses(arms: Sequence[Arm], reference: Arm) -> Iterator[Finding]:
     else:
         text = (
             f"The strategies do not train the same: losses differ by {size}. Dropout draws other masks on every rank,"
-            " and batch norm sees only a rank's own samples; without either, something is wrong."
+            " and batch norm sees only a rank's own samples; without either, see whether ranks split the batch."
         )
     weight = DETAIL if is_same else REASON
     yield LOSSES_EQUAL("" if is_same else label, text, weight=weight, is_equal=is_same, difference=largest)

@@ -19,6 +19,9 @@ A hook on each parameter is called when its gradient has been accumulated, befor
 steps, from the end of forward on, are taken at their medians; on a GPU by events in the stream of backward. Sharded
 models hold no whole parameters, and a step of several passes accumulates in each: nothing is watched there.
 
+How far the batch norms of ranks are apart: each normalises by the statistics of its own samples unless they are
+synchronized. The inputs of every norm are looked at in one step more, and the statistics of all ranks compared.
+
 What every replica of `dp` holds: the price of having one device gather for all.
 
 On GPUs each replica has a device, and torch's allocator says what was allocated there at most. On a CPU the replicas
@@ -40,12 +43,14 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from scalelab.records.observations import DdpCounters, GradientTimes, Instrument, RankReport
+from scalelab.records.observations import DdpCounters, GradientTimes, Instrument, NormSpread, RankReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.instruments.messages import watch_messages
@@ -257,11 +262,47 @@ class Accounts:
 
 WatchRank = Callable[[Trial, Training, Path, RankReport], RankReport]
 
+
+def watch_norms(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
+    """The report with how far ranks' batch statistics are apart in a further step; unchanged without batch norm."""
+    norms = [module for module in training.model.modules() if isinstance(module, _BatchNorm)]
+    if not norms or not dist.is_initialized() or dist.get_world_size() < 2:
+        return report
+    seen: dict[int, torch.Tensor] = {}
+
+    def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0].detach().double()
+        dims = [0, *range(2, x.ndim)]
+        seen.setdefault(id(module), torch.stack([x.mean(dims), x.var(dims, correction=0)]))
+
+    hooks = [module.register_forward_pre_hook(keep) for module in norms]
+    try:
+        take_step(training, mark_nothing)
+        training.synchronize()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own = torch.cat([seen[id(module)] for module in norms if id(module) in seen], dim=1)
+    every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, own)
+    return replace(report, norms=measure_spread(torch.stack(every)))
+
+
+def measure_spread(statistics_by_rank: torch.Tensor) -> NormSpread:
+    """From (ranks, mean and variance, channels)."""
+    means, variances = statistics_by_rank[:, 0], statistics_by_rank[:, 1]
+    typical = variances.mean(dim=0).clamp_min(torch.finfo(torch.float32).tiny)
+    spreads = means.std(dim=0) / typical.sqrt(), variances.std(dim=0) / typical
+    mean, variance = (float(one.square().mean().sqrt()) for one in spreads)
+    return NormSpread(mean=mean, variance=variance, num_channels=means.shape[1])
+
+
 INSTRUMENTS: dict[Instrument, WatchRank] = {
     "counters": watch_ddp_counters,
     "gradients": watch_gradients,
     "memory": look_at_memory,
     "messages": watch_messages,
+    "norms": watch_norms,
     "replicas": watch_replicas,
 }
 """By name; the others are not recorded by the rank after its steps."""

@@ -56,13 +56,16 @@ class RankProfiler:
         is_waiting = (step - self._first) % cycle_steps < run.profile_wait if cycle_steps else True
         return StepKind.CLEAN if self._profile is None or is_waiting else StepKind.PROFILED
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
+        """After every step; whether a trace was written, which the other ranks may still be doing."""
+        num_before = self._num_cycles
         if self._profile is not None:
             if self._profile.current_action is ProfilerAction.RECORD_AND_SAVE:
                 let_threads_finish()
             self._profile.step()
         if self._num_cycles == self._run.profile_repeat:
             self.close()
+        return self._num_cycles > num_before
 
     def close(self) -> None:
         if self._profile is not None:

@@ -28,9 +28,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch._C._profiler import _EventType, _ExperimentalConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -45,6 +46,18 @@ from scalelab.worker.step import take_step
 from scalelab.worker.strategies.ddp import find_hook_state
 from scalelab.worker.training import Training
 
+
+class HoldsMemory(Protocol):
+    """What a step's memory is found from: a training, or what was seen of a script."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def optimizer(self) -> Any: ...
+    @property
+    def batches(self) -> Any: ...
+
+
 Storages = dict[int, int]
 """Bytes by address."""
 AddressOf = Callable[[torch.UntypedStorage], int]
@@ -55,7 +68,7 @@ RecordPhase = Callable[[str, Mapping[int, str]], None]
 class StorageMap:
     """Finds the storages of a training run on its device."""
 
-    def __init__(self, training: Training, device: torch.device, address_of: AddressOf) -> None:
+    def __init__(self, training: HoldsMemory, device: torch.device, address_of: AddressOf) -> None:
         self._training = training
         self._device = device
         self._address_of = address_of
@@ -119,7 +132,7 @@ def take_marked_steps(training: Training, storages: StorageMap, record: RecordPh
     """One step that fills the memory as every later one finds it, then the step that is accounted."""
 
     def mark(phase: str) -> None:
-        record(phase, _name_kept(phase, storages))
+        record(phase, name_kept(phase, storages))
 
     with _watch_output(training, storages, record):
         take_step(training, mark)
@@ -127,7 +140,7 @@ def take_marked_steps(training: Training, storages: StorageMap, record: RecordPh
         take_step(training, mark)
 
 
-def _name_kept(phase: str, storages: StorageMap) -> dict[int, str]:
+def name_kept(phase: str, storages: StorageMap) -> dict[int, str]:
     """The categories of what is known by its owner when a phase ends."""
     if phase == "input":
         return dict.fromkeys(storages.batch(), "batch")
@@ -162,7 +175,7 @@ def place_marks(recorded: Iterable[tuple[float, str, Mapping[int, str]]], times:
     ]
 
 
-def count_bucket_bytes(training: Training) -> int:
+def count_bucket_bytes(training: HoldsMemory) -> int:
     """DDP's buckets, as DDP reports them; they were allocated before recording started."""
     model = getattr(training.model, "_orig_mod", training.model)
     if not isinstance(model, DistributedDataParallel):
@@ -188,10 +201,27 @@ Recorded = list[tuple[float, str, Mapping[int, str]]]
 
 def look_at_memory(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:
     """The report with the memory of a further step; a timeline, and on CUDA a snapshot, beside it."""
-    is_cuda = trial.device == "cuda"
+    storages = map_storages(training)
+    recording = open_recording(trial, directory, report.rank)
+    recording.start()
+    try:
+        take_marked_steps(training, storages, recording.record)
+    finally:
+        recording.stop()
+    return account_memory(training, storages, recording, directory, report)
+
+
+def map_storages(training: HoldsMemory) -> StorageMap:
+    """The storages of real tensors."""
+    return StorageMap(training, next(training.model.parameters()).device, lambda storage: storage.data_ptr())
+
+
+def account_memory(
+    training: HoldsMemory, storages: StorageMap, recording: AllocatorRecording, directory: Path, report: RankReport
+) -> RankReport:
+    """The report with what was recorded of two steps; a timeline, and on CUDA a snapshot, beside it."""
     device = next(training.model.parameters()).device
-    storages = StorageMap(training, device, lambda storage: storage.data_ptr())
-    events, recorded = (record_cuda if is_cuda else record_cpu)(training, storages, _name_file(directory, report.rank))
+    events, recorded = recording.read()
     marks = place_marks(recorded, [event.seconds for event in events])
     standing = storages.standing(find_alive(events))
     standing["buckets"] += count_bucket_bytes(training)
@@ -199,6 +229,7 @@ def look_at_memory(trial: Trial, training: Training, directory: Path, report: Ra
     file = f"memory/rank{report.rank}.csv"
     write_timeline(directory / file, account.timeline)
     memory = make_report(account, file)
+    is_cuda = device.type == "cuda"
     return replace(report, memory=add_cuda_figures(memory, device, directory, report.rank) if is_cuda else memory)
 
 
@@ -214,23 +245,46 @@ def make_report(account: MemoryAccount, file: str = "") -> MemoryReport:
     )
 
 
-def record_cpu(training: Training, storages: StorageMap, _: Path) -> tuple[list[MemoryEvent], Recorded]:
-    """Two steps under the profiler: the allocator's calls and the marks, on one clock."""
-    named: list[Mapping[int, str]] = []
+class AllocatorRecording(Protocol):
+    """The allocator's calls over a few steps, and marks between their phases."""
 
-    def record(phase: str, addresses: Mapping[int, str]) -> None:
-        named.append(addresses)
+    def start(self) -> None: ...
+    def record(self, phase: str, addresses: Mapping[int, str]) -> None: ...
+    def stop(self) -> None: ...
+    def read(self) -> tuple[list[MemoryEvent], Recorded]: ...
+
+
+def open_recording(trial: Trial, directory: Path, rank: int) -> AllocatorRecording:
+    return CudaRecording(_name_file(directory, rank)) if trial.device == "cuda" else CpuRecording()
+
+
+class CpuRecording:
+    """By torch's profiler: the allocator's calls and the marks, on one clock."""
+
+    def __init__(self) -> None:
+        self._named: list[Mapping[int, str]] = []
+        every_thread = _ExperimentalConfig(profile_all_threads=False)
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=every_thread
+        )
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def record(self, phase: str, addresses: Mapping[int, str]) -> None:
+        self._named.append(addresses)
         with record_function(MARK + phase):
             pass
 
-    every_thread = _ExperimentalConfig(profile_all_threads=False)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=every_thread) as profiler:
-        take_marked_steps(training, storages, record)
+    def stop(self) -> None:
         let_threads_finish()
-    results = profiler.profiler.kineto_results
-    events, marks = read_event_tree(results.experimental_event_tree())
-    recorded = [(seconds, phase, names) for (seconds, phase), names in zip(marks, named, strict=True)]
-    return events, recorded
+        self._profile.stop()
+
+    def read(self) -> tuple[list[MemoryEvent], Recorded]:
+        assert self._profile.profiler is not None
+        results = self._profile.profiler.kineto_results
+        events, marks = read_event_tree(results.experimental_event_tree())  # type: ignore[union-attr]
+        return events, [(seconds, phase, names) for (seconds, phase), names in zip(marks, self._named, strict=True)]
 
 
 def read_event_tree(roots: Sequence[Any]) -> tuple[list[MemoryEvent], list[tuple[float, str]]]:
@@ -274,21 +328,33 @@ def end_scratch(events: Sequence[MemoryEvent], scratch: Mapping[MemoryEvent, flo
     return sorted([*events, *unseen], key=lambda event: event.seconds)
 
 
-def record_cuda(training: Training, storages: StorageMap, snapshot_file: Path) -> tuple[list[MemoryEvent], Recorded]:
-    """Two steps with the caching allocator's history switched on; its snapshot is kept for the public viewer."""
-    recorded: Recorded = []
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MOST_ENTRIES)
-    try:
-        take_marked_steps(training, storages, lambda phase, names: recorded.append((time.time(), phase, names)))
+class CudaRecording:
+    """By the caching allocator's history; its snapshot is kept for the public viewer."""
+
+    def __init__(self, snapshot_file: Path) -> None:
+        self._file = snapshot_file
+        self._recorded: Recorded = []
+        self._snapshot: Mapping[str, Any] = {}
+
+    def start(self) -> None:
         torch.cuda.synchronize()
-        snapshot = torch.cuda.memory._snapshot()
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    snapshot_file.parent.mkdir(parents=True, exist_ok=True)
-    snapshot_file.write_bytes(pickle.dumps(snapshot))
-    return list(read_snapshot(snapshot, torch.cuda.current_device())), recorded
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MOST_ENTRIES)
+
+    def record(self, phase: str, addresses: Mapping[int, str]) -> None:
+        self._recorded.append((time.time(), phase, addresses))
+
+    def stop(self) -> None:
+        try:
+            torch.cuda.synchronize()
+            self._snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def read(self) -> tuple[list[MemoryEvent], Recorded]:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_bytes(pickle.dumps(self._snapshot))
+        return list(read_snapshot(self._snapshot, torch.cuda.current_device())), self._recorded
 
 
 def read_snapshot(snapshot: Mapping[str, Any], device: int) -> Iterator[MemoryEvent]:

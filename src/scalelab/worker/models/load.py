@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from scalelab.errors import UsageError
@@ -19,7 +21,7 @@ from scalelab.worker.models.gpt2 import build_gpt2
 from scalelab.worker.models.networks import build_lenet, build_mlp, build_resnet18
 from scalelab.worker.models.transformer import build_transformer
 from scalelab.workloads.catalogue import BUILT_IN
-from scalelab.workloads.source import CONTEXT_NAMES
+from scalelab.workloads.source import CONTEXT_NAMES, find_root
 from scalelab.workloads.workload import BuildContext, Workload
 
 BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {
@@ -62,8 +64,16 @@ def build_own(spec: str, options: Mapping[str, Any], context: BuildContext) -> W
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file by its path, with its own directory searched first, as running it would."""
-    sys.path.insert(0, str(path.parent))
+    """Import a file by its path, with its own directory searched first, as running it would.
+
+    A file inside a package is imported as its module, for the sake of relative imports, with the directory above the
+    package searched too.
+    """
+    root = find_root(path)
+    sys.path[:0] = dict.fromkeys((str(path.parent), str(root), str(Path.cwd())))
+    if root != path.parent:
+        parts = path.relative_to(root).with_suffix("").parts
+        return importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported")
@@ -84,8 +94,8 @@ def read_answer(answer: object, where: str) -> Workload:
         raise UsageError(f"{where} returned a {_kind(workload.loss)} as the loss: use loss(model, batch)")
     if workload.optimizer is not None and not callable(workload.optimizer):
         raise UsageError(
-            f"{where} returned a {_kind(workload.optimizer)} as the optimizer: return a function that creates one from"
-            " the parameters"
+            f"{where} returned a {_kind(workload.optimizer)} as the optimizer: return a function that makes one, such"
+            f" as lambda p: torch.optim.{_name_optimizer(workload.optimizer)}(p)"
         )
     return workload
 
@@ -93,14 +103,22 @@ def read_answer(answer: object, where: str) -> Workload:
 def _read_parts(answer: object, where: str) -> Workload:
     """The parts that a dict names, or those of a tuple or list in their order."""
     if isinstance(answer, Mapping):
-        try:
-            return Workload(**answer)
-        except TypeError as error:
-            raise UsageError(f"{where} returned a dict with wrong keys: {error}; {EXPECTED}") from error
+        known = [field.name for field in fields(Workload)]
+        unknown = [str(key) for key in answer if key not in known]
+        missing = [name for name in ("model", "batches", "loss") if name not in answer]
+        if unknown or missing:
+            wrong = [f"the unknown key {', '.join(unknown)}"] if unknown else []
+            wrong += [f"no {', '.join(missing)}"] if missing else []
+            raise UsageError(f"{where} returned a dict with {' and '.join(wrong)}: its keys are {', '.join(known)}")
+        return Workload(**answer)
     if not isinstance(answer, tuple | list) or len(answer) not in (3, 4):
         size = f" of {len(answer)}" if isinstance(answer, tuple | list) else ""
         raise UsageError(f"{where} returned a {_kind(answer)}{size}: {EXPECTED}")
     return Workload(**dict(zip(("model", "batches", "loss", "optimizer"), answer, strict=False)))
+
+
+def _name_optimizer(optimizer: object) -> str:
+    return _kind(optimizer) if hasattr(torch.optim, _kind(optimizer)) else "Adam"
 
 
 def _kind(value: object) -> str:

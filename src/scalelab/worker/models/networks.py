@@ -107,12 +107,12 @@ class BasicBlock(nn.Module):
 class Resnet18(nn.Module):
     """Images of 3 × 32 × 32 in, logits of ten classes out."""
 
-    def __init__(self, has_norm: bool = True) -> None:
+    def __init__(self, has_norm: bool = True, stages: tuple[tuple[int, int], ...] = RESNET18_STAGES) -> None:
         super().__init__()
-        width = RESNET18_STAGES[0][0]
+        width = stages[0][0]
         self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.norm = make_norm(width, has_norm)
-        for number, (channels, stride) in enumerate(RESNET18_STAGES, 1):
+        for number, (channels, stride) in enumerate(stages, 1):
             first, second = BasicBlock(width, channels, stride, has_norm), BasicBlock(channels, channels, 1, has_norm)
             self.add_module(f"stage{number}", nn.Sequential(first, second))
             width = channels
@@ -133,7 +133,7 @@ def make_norm(channels: int, has_norm: bool) -> nn.Module:
 def build_resnet18(options: Resnet18Options, context: BuildContext) -> Workload:
     batches, test_batches = make_image_batches(options, context)
     return Workload(
-        model=Resnet18(options.norm == "batch"),
+        model=Resnet18(options.norm == "batch", options.stages),
         batches=batches,
         loss=nn.CrossEntropyLoss(),
         optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4),

@@ -19,7 +19,6 @@ held back turn up in a later step. `can_update_without_sync` tells where it can.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 
+from scalelab.records.launchers import load
 from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.strategies.blocks import find_blocks
@@ -39,8 +39,7 @@ Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
 
 def load_strategy(name: str) -> Apply:
     """The function of a strategy, from the module that its record names."""
-    module, _, function = STRATEGIES[name].apply.partition(":")
-    found: Apply = getattr(importlib.import_module(module), function)
+    found: Apply = load(STRATEGIES[name].apply)
     return found
 
 
@@ -83,6 +82,11 @@ def can_update_without_sync(model: nn.Module) -> bool:
     if isinstance(plain, FullyShardedDataParallel):
         return plain.sharding_strategy is ShardingStrategy.NO_SHARD
     return not isinstance(plain, FSDPModule)
+
+
+def looks_for_unused(model: nn.Module) -> bool:
+    """Whether DDP notes which parameters a step uses. Looks through torch.compile."""
+    return bool(getattr(getattr(model, "_orig_mod", model), "find_unused_parameters", False))
 
 
 @contextmanager
