@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,10 +23,8 @@ NUM_TRIALS = 12
 """Of the long one."""
 
 
-def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, str]:
-    """Start a long study, stop it when some trials are done, and see that every process of it ends."""
-    command = start_scalelab(*LONG, cwd=cwd)
-    wait_until(lambda: len(finished_trials(cwd / "runs")) >= num_trials)
+def stop(command: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str]:
+    """Stop a study that has measured some trials and see that every process of it ends."""
     family = psutil.Process(command.pid).children(recursive=True)
     assert family, "the ranks' server should be running"
     command.send_signal(how)
@@ -34,50 +34,65 @@ def stop_after(num_trials: int, how: signal.Signals, cwd: Path) -> tuple[int, st
     return command.returncode, errors
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_stopped_run_is_resumed_without_repeating_a_trial(tmp_path: Path, how: signal.Signals, code: int) -> None:
-    returncode, errors = stop_after(2, how, tmp_path)
-    assert returncode == code
-    if how is not signal.SIGKILL:
-        assert "scalelab resume" in errors
-        assert "Traceback" not in errors
-    assert "interrupted" in answer("list", cwd=tmp_path).stdout
-    before = {trial: (trial / "result.json").stat().st_mtime_ns for trial in finished_trials(tmp_path / "runs")}
+def resume_without_repeating(run: Path) -> None:
+    """Show what a stopped run has, then measure the rest of it."""
+    cwd = run.parent.parent
+    before = {trial: (trial / "result.json").stat().st_mtime_ns for trial in run.glob("trials/*") if is_done(trial)}
     assert 2 <= len(before) < NUM_TRIALS
-    shown = answer("show", cwd=tmp_path)
+    shown = answer("show", run.name, cwd=cwd)
     assert shown.returncode == 0
     assert "trials have not run yet" in " ".join(shown.stdout.split())
 
-    resumed = answer("resume", "last", cwd=tmp_path)
+    resumed = answer("resume", run.name, cwd=cwd)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr.count("(measured before)") == len(before)
-    assert len(finished_trials(tmp_path / "runs")) == NUM_TRIALS
+    assert sum(map(is_done, run.glob("trials/*"))) == NUM_TRIALS
     assert all((trial / "result.json").stat().st_mtime_ns == when for trial, when in before.items())
-    assert "complete" in answer("list", cwd=tmp_path).stdout
 
 
-def test_two_runs_started_in_the_same_second_do_not_touch_each_other(tmp_path: Path) -> None:
-    commands = [start_scalelab(*STUDY, "1", cwd=tmp_path) for _ in range(2)]
-    outputs = [command.communicate(timeout=120) for command in commands]
-    assert [command.returncode for command in commands] == [0, 0], outputs
-    runs = list((tmp_path / "runs").iterdir())
-    assert len(runs) == 2
-    assert all(len(list(run.glob("trials/*/result.json"))) == 3 for run in runs)
+def is_done(trial: Path) -> bool:
+    return (trial / "result.json").exists()
 
 
-def test_a_run_that_is_being_executed_cannot_be_resumed(tmp_path: Path) -> None:
-    # Long enough to outlive the two commands on any machine; it is interrupted after them.
-    command = start_scalelab(*STUDY, "200", cwd=tmp_path)
-    try:
-        wait_until(lambda: bool(finished_trials(tmp_path / "runs")))
-        refused = answer("resume", "last", cwd=tmp_path)
-        listed = answer("list", cwd=tmp_path)
-    finally:
-        command.send_signal(signal.SIGINT)
-        command.communicate(timeout=30)
+def list_states(cwd: Path) -> dict[str, str]:
+    lines = map(json.loads, answer("list", "--json", cwd=cwd).stdout.splitlines())
+    return {line["name"]: line["state"] for line in lines}
+
+
+def test_a_run_is_held_while_it_executes_and_resumed_after_an_interrupt(tmp_path: Path) -> None:
+    command = start_scalelab(*LONG, "--delay", "20ms", cwd=tmp_path)
+    wait_until(lambda: len(finished_trials(tmp_path / "runs")) >= 2)
+    refused, states = answer("resume", "last", cwd=tmp_path), list_states(tmp_path)
+    code, errors = stop(command, signal.SIGINT)
     assert refused.returncode == 1
     assert f"process {command.pid} on " in refused.stderr
-    assert "running" in listed.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert states == {run.name: "running"}
+    assert code == 130
+    assert "scalelab resume" in errors
+    assert "Traceback" not in errors
+    assert list_states(tmp_path) == {run.name: "interrupted"}
+    resume_without_repeating(run)
+    assert list_states(tmp_path) == {run.name: "complete"}
+
+
+def test_two_runs_of_the_same_second_are_killed_and_resumed_without_touching_each_other(tmp_path: Path) -> None:
+    signals = (signal.SIGTERM, signal.SIGKILL)
+    commands = {start_scalelab(*LONG, "--delay", "20ms", cwd=tmp_path): how for how in signals}
+    wait_until(lambda: len(list(tmp_path.glob("runs/*/running.json"))) == 2)
+    runs = {json.loads(file.read_text())["pid"]: file.parent for file in tmp_path.glob("runs/*/running.json")}
+    ends = {}
+    for command, how in commands.items():
+        run = runs[command.pid]
+        wait_until(lambda run=run: sum(map(is_done, run.glob("trials/*"))) >= 2)
+        ends[how] = stop(command, how)
+    assert {how: code for how, (code, _) in ends.items()} == {signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert "scalelab resume" in ends[signal.SIGTERM][1]
+    assert "Traceback" not in ends[signal.SIGTERM][1]
+    assert list_states(tmp_path) == {run.name: "interrupted" for run in runs.values()}
+    for run in runs.values():
+        resume_without_repeating(run)
+    assert list_states(tmp_path) == {run.name: "complete" for run in runs.values()}
 
 
 def test_a_full_disk_ends_the_run_and_resume_goes_on_when_there_is_space(

@@ -11,7 +11,7 @@ from tests.cli.commands import answer
 from tests.launch.ranks.emulation import needs_hosts
 
 SMALL = ["--workload", "mlp", "--dim", "64", "--depth", "2", "--steps", "4", "--rounds", "1", "--no-control"]
-LINKS = ["run", "network", *SMALL, "--batch-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
+LINKS = ["run", "network", *SMALL, "--batch-size-per-rank", "4", "--links", "inside", "1gbit", "--profile-steps", "2"]
 HOSTS = ["run", "strong-scaling", *SMALL, "--global-batch-size", "8", "--ranks", "2", "--launcher", "hosts"]
 
 
@@ -49,13 +49,3 @@ def test_a_study_over_links_runs_is_shown_again_and_has_nothing_left_to_resume(t
         again = answer(*verb, "--full", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "1gbit: an all-reduce of 16.8 MB alone" in " ".join(again.stdout.split())
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
-@needs_hosts
-@pytest.mark.usefixtures("shared_ranks")
-def test_any_study_runs_on_hosts(tmp_path: Path) -> None:
-    done = answer(*HOSTS, "--link", "1gbit", "--phase-steps", "2", "--comm-free-steps", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "ddp × 2 over 1gbit" in done.stdout

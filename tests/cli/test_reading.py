@@ -13,6 +13,7 @@ from scalelab import FakeLauncher, Job, RunStore, Sampling, Status, StrongScalin
 from scalelab.cli.app import main
 from scalelab.cli.doctor.command import Doctor, Grade, examine
 from tests.cli.commands import answer, make_environment
+from tests.screen import MOST_LINES, WIDTH, check_screen
 
 
 def make_run(runs_dir: Path, *, factor: float = 1.0, failures: dict[str, Status] | None = None) -> RunStore:
@@ -81,17 +82,23 @@ def test_a_damaged_result_is_a_warning_beside_the_rest(tmp_path: Path, capsys: p
     assert len(document["sections"][0]["tables"][0]["rows"]) == 4
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_verbs_studies_and_options_of_workloads(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = call(capsys, "completion", shell)
+def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    script = call(capsys, "completion", "bash")
     words = ["compare", "weak-scaling", "--global-batch-size", "--dropout", "--depth", "--norm", "--autocast"]
     words += ["train", "data", "tokenize", "--tokens-per-shard", "fetch", "--from", "--checkpoint-every"]
     assert [word for word in words if word.lstrip("-") not in script] == []
-    if shell == "bash":
-        shared = ("synthetic", "tokens", "cifar10", "digits")
-        assert [name for name in shared if name not in script] == [], "an option of several workloads offers all values"
+    shared = ("synthetic", "tokens", "cifar10", "digits")
+    assert [name for name in shared if name not in script] == [], "an option of several workloads offers all values"
+
+
+@pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef scalelab"), ("fish", "complete --no-files")])
+def test_completion_is_written_for_other_shells(
+    shell: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalelab.cli.completion.make_full_parser", lambda: Doctor)  # all verbs take seconds
+    script = call(capsys, "completion", shell)
+    assert first in script
+    assert "runs-dir" in script
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
@@ -104,23 +111,25 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_doctor_grades_what_it_sees(tmp_path: Path) -> None:
+def test_the_doctor_grades_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = FakeLauncher(lambda trial: 0.001, noise=0.02)
     checks = {check.name: check for check in examine(Doctor(runs_dir=tmp_path), launcher)}
     assert checks["ranks"].grade is Grade.OK
     assert {"scalelab", "processor", "load", "memory", "GPUs", "runs", "torch", "noise"} <= set(checks)
     broken = FakeLauncher(lambda trial: 0.001, failures={"doctor-2": Status.CRASHED})
+    monkeypatch.setattr("scalelab.cli.doctor.trials._run", lambda *_: None)  # torch's part has been looked at
     assert {c.name: c.grade for c in examine(Doctor(runs_dir=tmp_path), broken)}["ranks"] is Grade.FAILED
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ranks")
-def test_the_doctor_starts_real_ranks(tmp_path: Path) -> None:
-    done = answer("doctor", cwd=tmp_path)
+def test_the_doctor_starts_real_ranks_and_answers_on_one_screen(tmp_path: Path) -> None:
+    done = answer("doctor", cwd=tmp_path, COLUMNS=str(WIDTH))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two gloo ranks on loopback" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")
+    check_screen(done.stdout.splitlines(), MOST_LINES)
 
 
 def test_what_is_no_ordinary_file_is_written_into_and_not_replaced(

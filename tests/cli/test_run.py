@@ -34,7 +34,7 @@ def test_a_study_prints_its_answer_and_says_where_it_is(tmp_path: Path) -> None:
 
 def test_formats_go_to_files_and_to_standard_output(tmp_path: Path) -> None:
     done = answer(
-        *("run", "weak-scaling", "--workload", "mlp", "--dim", "16", "--depth", "2", "--batch-per-rank", "4"),
+        *("run", "weak-scaling", "--workload", "mlp", "--dim", "16", "--depth", "2", "--batch-size-per-rank", "4"),
         *("--ranks", "1", "2", "--no-control", "--steps", "4", "--phase-steps", "2", "--comm-free-steps", "2"),
         *("--profile-steps", "0", "--rounds", "1"),
         *("--csv", "out/table.csv", "--markdown", "out/report.md", "--json", "-"),

@@ -76,15 +76,18 @@ def undisturbed(launcher: LocalLauncher, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.ranks
 @pytest.mark.usefixtures("shared_ranks")
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
-    tmp_path: Path, undisturbed: Path, how: signal.Signals
+def test_a_training_is_held_while_it_runs_and_goes_on_bit_for_bit_when_it_is_killed(
+    tmp_path: Path, undisturbed: Path
 ) -> None:
     command = start_scalelab(*LONG, cwd=tmp_path)
     wait_until(lambda: bool(list(tmp_path.glob("runs/*/trials/*/checkpoints/step-*"))))
+    command.send_signal(signal.SIGSTOP)  # its ranks go on, and it cannot end before it is killed
+    refused = answer("resume", "last", cwd=tmp_path)
     family = psutil.Process(command.pid).children(recursive=True)
-    command.send_signal(how)
+    command.kill()
     command.communicate(timeout=30)
+    assert refused.returncode == 1
+    assert "is executing run" in refused.stderr
     assert not psutil.wait_procs(family, timeout=10)[1]
     assert not list(tmp_path.glob("runs/*/trials/*/result.json")), "it ended before it was killed"
     shown = answer("show", "last", "--refresh", cwd=tmp_path)
@@ -98,25 +101,6 @@ def test_a_training_that_is_killed_at_any_moment_goes_on_bit_for_bit(
     assert read_losses(tmp_path / "runs") == read_losses(undisturbed)
     curves = [read_result(runs_dir)["curve"] for runs_dir in (tmp_path / "runs", undisturbed)]
     assert [p["loss"] for p in curves[0]] == [p["loss"] for p in curves[1]]
-
-
-@pytest.mark.ranks
-@pytest.mark.usefixtures("shared_ranks")
-@pytest.mark.slow
-def test_the_same_command_works_under_torchrun(tmp_path: Path) -> None:
-    alone = answer(*SMALL, "--steps", "4", "--ranks", "2", "--runs-dir", "alone", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    kept = ["--checkpoints", "kept"]
-    together = torchrun(*SMALL, "--steps", "4", *kept, cwd=tmp_path)
-    assert together.returncode == 0, together.stderr
-    assert together.stdout.count("Training: What") == 1
-    assert len(LINE.findall(together.stderr)) == 4
-    assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "alone")
-    assert len(read_result(tmp_path / "runs")["ranks"]) == 2
-
-    longer = answer(*SMALL, "--ranks", "2", "--steps", "6", *kept, "--runs-dir", "longer", cwd=tmp_path)
-    assert "resuming from the checkpoint after step 4" in longer.stderr
-    assert [step for rank, step, _ in read_losses(tmp_path / "longer") if rank == "0"] == ["4", "5"]
 
 
 SLOW_RANK_0 = """
@@ -161,7 +145,7 @@ def build(batch_size):
     losses = []
 
     def loss(model, batch):
-        losses.append(model(batch).sum())
+        losses.append(model(batch).square().sum())
         while len(losses) > 5 and STUCK.exists():
             time.sleep(0.1)
         return losses[-1]
@@ -171,33 +155,33 @@ def build(batch_size):
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("shared_ranks")
 @pytest.mark.slow
-def test_a_training_under_torchrun_keeps_to_its_time_and_can_be_resumed_there(tmp_path: Path) -> None:
+def test_a_training_under_torchrun_keeps_to_its_time_is_resumed_there_and_learns_what_it_does_alone(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own.py").write_text(STUCK_AFTER_5_STEPS)
     (tmp_path / "stuck").touch()
     training = ["train", "--workload", "own.py", "--steps", "8", "--checkpoint-every", "2"]
-    late = torchrun(*training, "--timeout", "30s", cwd=tmp_path)
+    late = torchrun(*training, "--checkpoints", "kept", "--timeout", "30s", cwd=tmp_path)
     assert late.returncode != 0
     assert read_result(tmp_path / "runs")["status"] == "timed_out", late.stderr
     (tmp_path / "stuck").unlink()
     resumed = torchrun("resume", "last", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from the checkpoint after step 4" in resumed.stderr
-    assert read_result(tmp_path / "runs")["status"] == "completed"
+    assert resumed.stdout.count("Training: What") == 1
+    assert [int(step) for step, *_ in LINE.findall(resumed.stderr)] == [4, 5, 6, 7]
+    result = read_result(tmp_path / "runs")
+    assert (result["status"], len(result["ranks"])) == ("completed", 2)
     assert [step for rank, step, _ in read_losses(tmp_path / "runs") if rank == "0"] == [str(n) for n in range(8)]
 
-
-@pytest.mark.ranks
-@pytest.mark.slow
-def test_resuming_a_training_that_is_running_harms_nothing(tmp_path: Path) -> None:
-    command = start_scalelab(*SMALL, "--steps", "60", "--delay", "50ms", cwd=tmp_path)
-    wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("runs/*/trials/*/curve.jsonl")))
-    refused = answer("resume", "last", cwd=tmp_path)
-    _, errors = command.communicate(timeout=60)
-    assert refused.returncode == 1
-    assert "is executing run" in refused.stderr
-    assert command.returncode == 0, errors
-    assert [point["step"] for point in read_result(tmp_path / "runs")["curve"]] == list(range(60))
+    alone = answer(*training, "--ranks", "2", "--runs-dir", "alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert read_losses(tmp_path / "runs") == read_losses(tmp_path / "alone")
+    longer = [*training[:3], "--steps", "10", "--ranks", "2", "--checkpoints", "kept", "--runs-dir", "longer"]
+    assert "resuming from the checkpoint after step 8" in answer(*longer, cwd=tmp_path).stderr
+    assert [step for rank, step, _ in read_losses(tmp_path / "longer") if rank == "0"] == ["8", "9"]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scalelab.checks import FLAGS, flag
 from scalelab.cli.app import main
 from scalelab.cli.flags import rename_flags
+from scalelab.cli.study_flags import find_flag_value, translate_batch
+from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+from scalelab.studies.straggler import Straggler
 
 
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -52,7 +57,17 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
         ((*STRONG, "--port", "70000"), ["--port must be 1 to 65535", "65535"]),
         ((*STRONG, "--rank", "2"), ["--rank", "Did you mean --ranks?"]),
         (("run", "--ranks", "2"), ["the study comes first"]),
-        (("run", "weak-scaling", "--batch-per-rank", "-3"), ["--batch-per-rank must be"]),
+        (("strong-scaling",), ["Did you mean: scalelab run strong-scaling"]),
+        (("imbalance", "--ranks", "2"), ["Did you mean: scalelab run straggler"]),
+        (("run", "weak-scaling", "--global-batch", "8"), ["keeps the batch of a rank", "use --batch-size-per-rank 8"]),
+        ((*STRONG, "--batch-size-per-rank", "8"), ["keeps the global batch", "use --global-batch-size 8"]),
+        (("run", "comm-volume", "--global-batch-size", "9"), ["--global-batch-size 9", "2 ranks", "use 8 or 10"]),
+        (("run", "comm-volume", "--global-batch-size=much"), ["--global-batch-size must be INT, got much"]),
+        ((*STRONG, "--strategy", "fsdp"), ["did you mean fsdp-full, fsdp-grad-op, fsdp-none, fsdp2?"]),
+        ((*STRONG, "--strategy", "SHARD_GRAD_OP"), ["did you mean fsdp-grad-op?"]),
+        ((*STRONG, "--dtype", "bf16"), ["did you mean bfloat16?"]),
+        ((*STRONG, "--memory-limit", "2"), ["--memory-limit 2 is 2 bytes: add a unit, as in 2GB"]),
+        (("run", "weak-scaling", "--batch-size-per-rank", "-3"), ["--batch-size-per-rank must be"]),
         ((*STRONG, "--ranks", "two"), ["--ranks", "two", "--help"]),
         ((*STRONG, "--steps"), ["--steps", "--help"]),
         ((*STRONG, "--dtype", "int3"), ["int3", "--dtype", "float32"]),
@@ -93,6 +108,20 @@ def test_a_workload_file_that_cannot_work_is_refused_before_launch(
     line = fail(capsys, "run", "weak-scaling", "--workload", f"{file}:build", "--runs-dir", str(tmp_path / "runs"))
     for word in words:
         assert word in line
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "name", "value"),
+    [
+        (StrongScaling, ["--batch-size", "8"], "--global-batch-size", "8"),
+        (StrongScaling, ["--batch=8"], "--global-batch-size", "8"),
+        (WeakScaling, ["--batch", "8"], "--batch-size-per-rank", "8"),
+        (CommVolume, ["--global-batch-size", "12", "--ranks", "3"], "--batch-size-per-rank", "4"),
+        (Straggler, ["--ranks", "3", "--batch-size-per-rank=4"], "--global-batch-size", "12"),
+    ],
+)
+def test_a_batch_is_understood_in_any_words(study: type[Any], arguments: list[str], name: str, value: str) -> None:
+    assert find_flag_value(translate_batch(study, arguments), name) == value
 
 
 def test_two_formats_cannot_share_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

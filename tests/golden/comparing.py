@@ -3,6 +3,9 @@
 Words may: titles, headers, notes, sentences, the names of rows. There may be more tables, columns and charts. Numbers
 may not change, and neither tables, columns nor rows may get lost: a table is known by the keys of its columns, a row by
 its place. Tables may stand in another order.
+
+0.1.0 printed impossible numbers where a run was noisy: times below 0, shares outside [0, 1]. Such a value may be
+unknown now, and such an end of an interval may be the edge of what is possible.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ ABSOLUTE = 1e-15
 
 RENAMED: dict[str, str] = {}
 """Words that have another name since: the old one, and the new one."""
+DOMAINS = {"share": (0.0, 1.0)} | dict.fromkeys(("seconds", "bytes", "rate", "ratio", "count"), (0.0, math.inf))
+"""What numbers can be, by quantity."""
 FIXED_WORDS = frozenset(
     {
         *("completed", "out of memory", "invalid", "crashed", "timed out", "not run", "not run yet", "ran", "run"),
@@ -38,6 +43,7 @@ class Grid:
 
     title: str
     keys: tuple[str, ...]
+    quantities: tuple[str, ...]
     rows: tuple[tuple[Json, ...], ...]
 
     def __str__(self) -> str:
@@ -50,6 +56,7 @@ def list_tables(document: Json) -> list[Grid]:
         Grid(
             title=table["title"] or section["heading"],
             keys=tuple(column["key"] for column in table["columns"]),
+            quantities=tuple(column["quantity"] for column in table["columns"]),
             rows=tuple(tuple(row) for row in table["rows"]),
         )
         for section in document["sections"]
@@ -66,9 +73,14 @@ def list_sentences(document: Json) -> list[str]:
     return [finding["text"] for finding in document["findings"]] if "findings" in document else document["summary"]
 
 
-def compare_documents(old: Json, new: Json, timed: frozenset[str] = frozenset()) -> list[str]:
-    """What the new document has lost or changed; `timed` are columns that are measured anew at every call."""
-    differences = list(compare_tables(list_tables(old), list_tables(new), timed))
+def compare_documents(
+    old: Json, new: Json, timed: frozenset[str] = frozenset(), respread: frozenset[str] = frozenset()
+) -> list[str]:
+    """What the new document has lost or changed.
+
+    `timed` are columns that are measured anew at every call, `respread` those whose intervals are found in another way.
+    """
+    differences = list(compare_tables(list_tables(old), list_tables(new), timed, respread))
     if count_charts(new) < count_charts(old):
         differences.append(f"{count_charts(new)} charts, there were {count_charts(old)}")
     if list_sentences(old) and not list_sentences(new):
@@ -76,7 +88,9 @@ def compare_documents(old: Json, new: Json, timed: frozenset[str] = frozenset())
     return differences
 
 
-def compare_tables(old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[str]) -> Iterator[str]:
+def compare_tables(
+    old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[str], respread: frozenset[str]
+) -> Iterator[str]:
     """Every old table against a new one with all its columns, preferably the same one; each is used once."""
     left = list(range(len(new)))
     for table in old:
@@ -84,23 +98,25 @@ def compare_tables(old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[st
         if not places:
             yield f"{table} is lost"
             continue
-        found = {place: list(compare_rows(table, new[place], timed)) for place in places}
+        found = {place: list(compare_rows(table, new[place], timed, respread)) for place in places}
         best = next((place for place in places if not found[place]), places[0])
         yield from (f"{table}: {difference}" for difference in found[best])
         left.remove(best)
 
 
-def compare_rows(old: Grid, new: Grid, timed: frozenset[str]) -> Iterator[str]:
+def compare_rows(old: Grid, new: Grid, timed: frozenset[str], respread: frozenset[str]) -> Iterator[str]:
     """What differs between two tables, cell by cell; the new one has all columns of the old one."""
     if len(old.rows) != len(new.rows):
         yield f"{len(new.rows)} rows, there were {len(old.rows)}"
         return
     for number, (old_row, new_row) in enumerate(zip(old.rows, new.rows, strict=True), start=1):
         cells = dict(zip(new.keys, new_row, strict=True))
-        for place, (key, cell) in enumerate(zip(old.keys, old_row, strict=True)):
+        for place, (key, quantity, cell) in enumerate(zip(old.keys, old.quantities, old_row, strict=True)):
             is_name = place == 0 and isinstance(cell["value"], str)
             is_same = is_alike if is_name or key in timed else is_equal
-            if not is_same(cell, cells[key]):
+            if key in respread and not isinstance(cell["value"], str):
+                is_same = is_same_value
+            if not is_same(cell, cells[key]) and not is_confined(cell, cells[key], quantity):
                 yield f"row {number}, {key}: {describe(cells[key])}, it was {describe(cell)}"
 
 
@@ -112,9 +128,29 @@ def is_equal(old: Json, new: Json) -> bool:
     return all(is_close(old[part], new[part]) for part in ("value", "low", "high"))
 
 
+def is_same_value(old: Json, new: Json) -> bool:
+    """Whether the number is the same; its interval may be another, or unknown."""
+    return is_close(old["value"], new["value"])
+
+
 def is_alike(old: Json, new: Json) -> bool:
     """Whether there is a number where there was one."""
     return is_number(old["value"]) == is_number(new["value"])
+
+
+def is_confined(old: Json, new: Json, quantity: str) -> bool:
+    """Whether the old cell held an impossible number and the new one only leaves that out."""
+    least, most = DOMAINS.get(quantity, (-math.inf, math.inf))
+    if not is_number(old["value"]) or quantity not in DOMAINS:
+        return False
+    if not least <= old["value"] <= most:
+        return new["value"] is None
+    if old["low"] is not None and not old["low"] <= old["value"] <= old["high"]:
+        return is_close(old["value"], new["value"]) and new["low"] is None
+    ends = {part: None if old[part] is None else min(max(old[part], least), most) for part in ("low", "high")}
+    return is_close(old["value"], new["value"]) and all(
+        is_close(end, new[part]) or is_close(old[part], new[part]) for part, end in ends.items()
+    )
 
 
 def is_close(old: Any, new: Any) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.screen import MOST_LINES, WIDTH, check_screen
 from tests.golden.test_golden import RUNS, scalelab, unpack
+from tests.screen import MOST_LINES, WIDTH, check_screen
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +44,6 @@ def test_files_are_written_with_a_line_each(tmp_path: Path) -> None:
     (line,) = print_screen("export", run, "--tensorboard", tmp_path / "events")
     assert line.startswith("Wrote ")
     assert line.endswith(f"tensorboard --logdir {tmp_path / 'events'}")
-
-
-@pytest.mark.ranks
-def test_the_doctor_answers_on_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    check_screen(print_screen("doctor", "--runs-dir", Path("runs")), MOST_LINES)
 
 
 @pytest.mark.parametrize("name", ["strong-scaling-failed", "batch-size-out-of-memory"])

@@ -61,6 +61,20 @@ def test_the_users_own_workload_comes_along_unless_it_has_changed(tmp_path: Path
     assert "is missing or changed since" in (tmp_path / "two" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("typed", ["{}/nets/work.py", "nets.work", "nets.work:build"])
+def test_a_workload_in_a_package_comes_with_what_it_imports_however_it_was_named(tmp_path: Path, typed: str) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "__init__.py").write_text("")
+    (tmp_path / "nets" / "layers.py").write_text("")
+    (tmp_path / "nets" / "work.py").write_text("from . import layers\n\ndef build(batch_size): ...\n")
+    made = make_run(tmp_path / "runs", f"{tmp_path}/nets/work.py:build")
+    store = record_command(made, "scalelab", "run", "strong-scaling", "--workload", typed.format(tmp_path))
+    write_bundle(tmp_path / "bundle", [store], [])
+    copied = {file.name for file in (tmp_path / "bundle" / "workload" / "nets").iterdir()}
+    assert copied == {"__init__.py", "layers.py", "work.py"}
+    assert "--workload workload/nets/work.py:build " in (tmp_path / "bundle" / "reproduce.sh").read_text()
+
+
 def test_what_the_command_reads_is_named_and_looked_for_before_anything_is_measured(
     store: RunStore, tmp_path: Path
 ) -> None:

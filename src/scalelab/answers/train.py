@@ -41,6 +41,7 @@ from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
 from scalelab.studies.shared.learning_charts import plot_learning
 from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import THROUGHPUT
 from scalelab.units import (
     format_count,
@@ -50,6 +51,7 @@ from scalelab.units import (
     format_loss,
     format_quantity,
 )
+from scalelab.workloads.gpt2_options import Gpt2Options
 
 ACCURACY = FindingKind("accuracy", "Loss and accuracy on the test data", MAIN, ("accuracy", "loss", "step"))
 COMPLETE = FindingKind("already-complete", "The checkpoints already held every step", DETAIL)
@@ -120,6 +122,8 @@ class TrainStudy(Study):
         if results:
             curve = results[0].curve
             sections.append(Section(tables=(make_curve_table(curve),), charts=plot_learning(curve)))
+        if results and results[0].epochs:
+            sections.append(Section(heading="Epochs", tables=(make_epoch_table(results[0].epochs),)))
         sections += [Section(heading="Speed", tables=(make_speed_table(arm),)) for arm in arms.values()]
         return Document(
             title=self.title,
@@ -133,7 +137,21 @@ class TrainStudy(Study):
     def _describe_setting(self) -> str:
         job = self.job
         ranks = f"{self.found_strategy} on {format_count(self.ranks, 'rank')}"
-        return " · ".join([job.label, ranks, job.dtype, f"global batch {self.global_batch}"])
+        return " · ".join([job.label, ranks, job.dtype, f"global batch {self.global_batch}", *count_shards(job)])
+
+
+def count_shards(job: Job) -> Iterator[str]:
+    """`100,000,000 tokens in 1 shard`, where a language model trains on shards that are still there."""
+    options: object = job.built_in
+    if not isinstance(options, Gpt2Options) or options.data != "tokens":
+        return
+    try:
+        from scalelab.data.shards import open_shard  # here: it needs numpy
+
+        sizes = [len(open_shard(path)) for path in options.find_data()[0]]
+    except (UsageError, OSError):
+        return
+    yield f"{sum(sizes):,} tokens in {format_count(len(sizes), 'shard')}"
 
 
 def make_curve_table(curve: Sequence[CurvePoint]) -> Table:
@@ -150,6 +168,19 @@ def make_curve_table(curve: Sequence[CurvePoint]) -> Table:
         make_column("text", "learning_rate", "learning rate", show_learning_rate),
         seconds_column("seconds", "time", lambda point: point.seconds),
         notes=(f"{hidden} more points are in result.json",) if hidden else (),
+    )
+
+
+def make_epoch_table(epochs: Sequence[CurvePoint]) -> Table:
+    """Time, mean loss and accuracy of the training steps of every epoch."""
+    return make_table(
+        spread_evenly(epochs, MOST_ROWS),
+        count_column("epoch", "epoch", lambda point: round(point.epoch)),
+        seconds_column("epoch_seconds", "time", lambda point: point.seconds),
+        seconds_column("compute_seconds", "without loading", lambda point: point.compute_seconds),
+        make_column("loss", "loss", "mean loss", lambda point: point.loss),
+        make_column("accuracy", "accuracy", "accuracy", lambda point: point.accuracy),
+        notes=("of training steps, without evaluations and checkpoints; loss and accuracy before each update",),
     )
 
 
@@ -178,6 +209,7 @@ def make_speed_table(arm: Arm) -> Table:
         text_column("run", "run", lambda arm: arm.label),
         seconds_column("step_seconds", "step", lambda arm: arm.step),
         rate_column("samples_per_second", "samples/s", find_rate),
+        rate_column("tokens_per_second", "tokens/s", measure_rate) if count_tokens(arm) != arm.step_samples else None,
         bytes_column("peak_memory_bytes", "peak memory", lambda arm: arm.peak_memory_bytes),
         count_column("num_parameters", "parameters", lambda _: parameters),
         status=lambda arm: None if arm.is_measured else describe_status(arm),
@@ -212,7 +244,12 @@ def summarise(arm: Arm) -> Iterator[Finding]:
         yield ACCURACY(arm.label, text, accuracy=last.accuracy, loss=last.loss, step=last.step)
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)
-        text = f"A step took {format_known('seconds', arm.step)}; the whole launch took {format_duration(wall)}."
+        tokens = (
+            f" ({format_known('rate', measure_rate(arm))} tokens/s)" if count_tokens(arm) != arm.step_samples else ""
+        )
+        text = (
+            f"A step took {format_known('seconds', arm.step)}{tokens}; the whole launch took {format_duration(wall)}."
+        )
         yield THROUGHPUT(arm.label, text, weight=REASON, step_seconds=arm.step, samples_per_second=find_rate(arm))
 
 

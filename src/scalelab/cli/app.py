@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from scalelab import __version__
-from scalelab.errors import ScalelabError, UnknownName
+from scalelab.errors import ScalelabError, UnknownName, UsageError
 
 VERBS = {
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
@@ -26,10 +26,13 @@ VERBS = {
         "scalelab.cli.reproduce",
         "Run a published assignment and compare with its numbers.",
     ),
+    "meter": ("scalelab.cli.meter", "Record one launch of an unedited script: meter -- torchrun … train.py"),
     "train": ("scalelab.cli.train", "Train a model, with evaluation and checkpoints, alone or under torchrun."),
     "collectives": ("scalelab.cli.run", "Latency and bandwidth of collectives by size (short for run collectives)."),
     "quantize": ("scalelab.cli.run", "Accuracy, size and speed of a trained model in int8 (short for run quantize)."),
     "list": ("scalelab.cli.list_runs", "List the runs, newest last."),
+    "rm": ("scalelab.cli.list_runs", "Delete runs."),
+    "prune": ("scalelab.cli.list_runs", "List the runs in which every trial failed; --failed deletes them."),
     "show": ("scalelab.cli.show", "Print the answer of a run again, in any format."),
     "report": ("scalelab.cli.report", "Write a report to share: HTML, PDF, Markdown with pictures, a bundle."),
     "compare": ("scalelab.cli.compare", "Compare two runs: faster, slower, no difference or unresolved."),
@@ -43,8 +46,8 @@ VERBS = {
     "doctor": ("scalelab.cli.doctor.command", "Check what this machine can measure and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }
-STUDY_VERBS = ("collectives", "quantize")
-"""Studies that are verbs too."""
+SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune")
+"""Verbs whose module has several, and is told which."""
 
 EPILOGUE = """\
 First steps:
@@ -98,9 +101,13 @@ def run_verb(arguments: list[str]) -> int:
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
+        from scalelab.studies.catalogue import STUDIES, find_name
+
+        if find_name(verb) in STUDIES:
+            raise UsageError(f"unknown command {verb!r}. Did you mean: scalelab run {find_name(verb)}")
         raise UnknownName("command", verb, VERBS, "See scalelab --help.")
     module = importlib.import_module(VERBS[verb][0])
-    return int(module.main(arguments if verb in STUDY_VERBS else rest))
+    return int(module.main(arguments if verb in SHARED_MODULES else rest))
 
 
 def print_help() -> None:

@@ -22,7 +22,10 @@ from scalelab.workloads.catalogue import BUILT_IN
 
 FLAG_CLASSES = {
     "reproduce": "Command",
+    "meter": "MeterCommand",
     "list": "ListRuns",
+    "rm": "Remove",
+    "prune": "Prune",
     "show": "Show",
     "report": "Report",
     "compare": "Compare",

@@ -21,6 +21,12 @@ FIELD_FLAGS = {f"--{new}": f"--{field.replace('_', '-')}" for field, new in FLAG
 """From a flag with torch's name to the one that tyro makes from the field."""
 
 
+MEANT = {"full_shard": "fsdp-full", "shard_grad_op": "fsdp-grad-op", "no_shard": "fsdp-none"}
+MEANT |= {"zero3": "fsdp-full", "zero2": "fsdp-grad-op", "fully_shard": "fsdp2", "none": "single", "fp32": "float32"}
+MEANT |= {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""What torch, DeepSpeed and people call some choices."""
+
+
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
     """The dataclass of a verb from its arguments; `--help` prints and exits."""
     parsed, unknown = parse_known_flags(kind, args, verb)
@@ -90,13 +96,23 @@ def describe_error(event: Any, args: Sequence[str]) -> str:
         missing = ", ".join(name_argument(one.arg) for one in event.missing_arguments)
         return f"{missing} {'are' if ',' in missing else 'is'} required"
     if hasattr(event, "choices"):
-        return f"{name_argument(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}"
+        name = name_argument(event.argument)
+        return (
+            f"{name} must be one of {', '.join(event.choices)}, got {event.value!r}{guess(event.value, event.choices)}"
+        )
     if hasattr(event, "message") and event.argument is not None:
         name, kind = name_argument(event.argument), event.argument.lowered.metavar
         return f"{name} must be {kind}, got {' '.join(find_values(args, name)) or 'nothing'}"
     if hasattr(event, "argument"):
         return f"{name_argument(event.argument)} needs a value"
     return f"the arguments do not fit ({type(event).__name__})"
+
+
+def guess(value: str, choices: Sequence[str]) -> str:
+    """Choices that begin like the value, or that torch and DeepSpeed call so."""
+    meant = MEANT.get(value.lower().replace("-", "_"))
+    close = [one for one in choices if one == meant] or [one for one in choices if one.startswith(value.lower())]
+    return f" (did you mean {', '.join(close)}?)" if close else ""
 
 
 def find_values(args: Sequence[str], name: str) -> list[str]:

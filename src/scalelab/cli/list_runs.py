@@ -1,16 +1,23 @@
-"""`scalelab list`: the runs, newest last."""
+"""`scalelab list`, `rm` and `prune`: the runs, newest last, and those that are no longer wanted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from scalelab.checks import check_at_least
 from scalelab.cli.flags import RunsDir, parse_flags
-from scalelab.records.store import RUNS_DIR, find_runs
-from scalelab.report.text import clean_text, measure_text, pad_text
-from scalelab.serve.listing import RunLine, describe_run
+from scalelab.errors import RunBusy, UsageError
+from scalelab.records.files import storage_errors
+from scalelab.records.store import RUNS_DIR, RunStore, find_runs, has_failed, open_run
+from scalelab.report.text import clean_text, measure_text, pad_text, wrap_text
+from scalelab.serve.listing import RunLine, describe_run, find_result
 
 MOST_LETTERS = 14
 """Of a workload's name."""
@@ -21,18 +28,44 @@ class ListRuns:
     """List the runs, newest last."""
 
     runs_dir: RunsDir = RUNS_DIR
-    limit: int = 20
+    limit: int = 15
     """Number of runs to list; 0: all."""
     json: bool = False
     """Print one JSON object per run."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remove:
+    """Delete runs, with all their samples."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Their names, or paths."""
+    runs_dir: RunsDir = RUNS_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """List the runs in which every trial failed; --failed deletes them."""
+
+    failed: bool = False
+    """Delete them."""
+    runs_dir: RunsDir = RUNS_DIR
+
+
 def main(args: Sequence[str]) -> int:
-    wanted = parse_flags(ListRuns, args, "list")
+    verb, *rest = args
+    if verb == "rm":
+        return remove(parse_flags(Remove, rest, verb))
+    if verb == "prune":
+        return prune(parse_flags(Prune, rest, verb))
+    return list_runs(parse_flags(ListRuns, rest, verb))
+
+
+def list_runs(wanted: ListRuns) -> int:
     check_at_least("limit", wanted.limit, 0)
     paths = find_runs(wanted.runs_dir)
     shown = paths[-wanted.limit :] if wanted.limit else paths
-    lines = [describe_run(path) for path in shown]
+    lines = [replace(describe_run(path), result=find_result(path)) for path in shown]
     if wanted.json:
         for line in lines:
             print(json.dumps(vars(line)))  # noqa: T201
@@ -44,20 +77,61 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
+def remove(wanted: Remove) -> int:
+    """Delete runs by their whole names: a part of one, or `last`, is easily another than meant."""
+    if not wanted.runs:
+        raise UsageError("name the runs to delete: scalelab rm RUN …; scalelab list shows them")
+    stores = [open_run(name, wanted.runs_dir) for name in wanted.runs]
+    for typed, store in zip(wanted.runs, stores, strict=True):
+        if Path(typed).name != store.name:
+            raise UsageError(f"{typed} is not the whole name of a run: did you mean scalelab rm {store.name}")
+    delete(stores)
+    return 0
+
+
+def prune(wanted: Prune) -> int:
+    found = [RunStore.open(path) for path in find_runs(wanted.runs_dir) if has_failed(path)]
+    if wanted.failed:
+        delete(found)
+    elif found:
+        print("\n".join(clean_text(store.name) for store in found))  # noqa: T201
+        print("\nIn these runs every trial failed  ·  scalelab prune --failed deletes them")  # noqa: T201
+    if not found:
+        print(f"No run in {wanted.runs_dir} failed altogether")  # noqa: T201
+    return 0
+
+
+def delete(stores: Iterable[RunStore]) -> None:
+    """Delete runs that nobody executes; `run.json` first, so that what is left of one is no run."""
+    for store in stores:
+        line = describe_run(store.path)
+        if line.phase in ("running", "submitted"):
+            raise RunBusy(f"{store.name} is not done ({line.state}): wait for it, or stop it first")
+        with storage_errors(store.path):
+            (store.path / "run.json").unlink()
+            shutil.rmtree(store.path)
+        print(f"Deleted {clean_text(str(store.path))}")  # noqa: T201
+
+
 def shorten(workload: str) -> str:
     """The name of a workload in its column; a long one is cut."""
     return workload if len(workload) <= MOST_LETTERS else f"{workload[: MOST_LETTERS - 1]}…"
 
 
 def print_runs(lines: Sequence[RunLine], num_hidden: int) -> None:
-    """One line per run, never cut: names are there to be copied."""
+    """One line per run, never cut: names are there to be copied; below it its note, or what it found."""
     rows = [("run", "study", "workload", "trials", "state")]
     rows += [(x.name, x.study, shorten(x.workload), f"{x.num_done}/{x.num_trials}", x.state) for x in lines]
     cleaned = [[clean_text(cell) for cell in row] for row in rows]
     widths = [max(measure_text(row[i]) for row in cleaned) for i in range(len(rows[0]))]
-    for row in cleaned:
+    told = ["", *(clean_text(x.note or x.result) for x in lines)]
+    room = max(MOST_LETTERS, shutil.get_terminal_size().columns - 2)
+    for row, result in zip(cleaned, told, strict=True):
         padded = (pad_text(cell, width, "left") for cell, width in zip(row, widths, strict=True))
         print("  ".join(padded).rstrip())  # noqa: T201
+        if result:
+            first = wrap_text(result, room - 2)[0]
+            print(f"  {first}{'' if first == result else ' …'}")  # noqa: T201
     if num_hidden:
         print(f"… and {num_hidden} older  ·  scalelab list --limit 0")  # noqa: T201
     print(f"\nscalelab show {cleaned[-1][0]}")  # noqa: T201

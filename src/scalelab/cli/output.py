@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Optional
@@ -33,6 +34,8 @@ class Output:
     """Self-contained HTML file with interactive charts."""
     pdf: Target = None
     """PDF report."""
+    brief: bool = False
+    """A short PDF of two pages or so: answers and the main tables."""
     markdown: Target = None
     """Markdown for a pull request, with its charts as pictures beside it."""
     json: Target = None
@@ -50,7 +53,7 @@ class Output:
 
         every: dict[str, tuple[str | None, Renderer]] = {
             "--html": (self.html, make_page),
-            "--pdf": (self.pdf, make_pdf),
+            "--pdf": (self.pdf, partial(make_pdf, is_brief=self.brief)),
             "--markdown": (self.markdown, lambda document, _: render_markdown(document)),
             "--json": (self.json, lambda document, _: render_json(document)),
             "--csv": (self.csv, lambda document, _: render_csv(document)),
@@ -65,6 +68,8 @@ class Output:
     def check(self) -> None:
         """Refuse targets that cannot be written before anything is measured."""
         targets = [target for target, _ in self.wanted.values()]
+        if self.brief and self.pdf is None:
+            raise UsageError("--brief makes the PDF short: use it with --pdf PATH")
         if targets.count("-") > 1:
             raise UsageError("only one of --html, --pdf, --markdown, --json and --csv can go to standard output (-)")
         for flag, (target, _) in self.wanted.items():
@@ -93,10 +98,10 @@ def make_page(document: Document, runs: Sequence[Path]) -> str:
     return render_html(document, archive=pack_runs(runs) if runs else None)
 
 
-def make_pdf(document: Document, runs: Sequence[Path]) -> bytes:  # noqa: ARG001
+def make_pdf(document: Document, runs: Sequence[Path], *, is_brief: bool = False) -> bytes:  # noqa: ARG001
     from scalelab.report.renderers.pdf import render_pdf
 
-    return render_pdf(document)
+    return render_pdf(document, is_brief=is_brief)
 
 
 def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:

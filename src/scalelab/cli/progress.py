@@ -107,7 +107,7 @@ class LineReporter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._last: tuple[int, bool] | None = None
+        self._last: tuple[int, int] | None = None
         """Position of the last printed line; None until the training has started."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -128,7 +128,7 @@ class LineReporter:
             self._stop()
             if self._last is None:
                 self._see_start()
-            self._print_new(event.result.curve)
+            self._print_new(tuple(sorted((*event.result.curve, *event.result.epochs), key=find_place)))
             if event.result.status is not Status.COMPLETED:
                 _say(f"{event.result.status.words}: {event.result.reason}")
 
@@ -161,7 +161,7 @@ class LineReporter:
             start = read_json(start_file(self._directory))
         except DamagedRun:
             return False
-        self._last = (start["step"] - 1, True)
+        self._last = (start["step"] - 1, 2)
         for words in start["damaged"]:
             _say(f"warning: {words}; skipped")
         if start["step"]:
@@ -169,20 +169,30 @@ class LineReporter:
         return True
 
     def _print_new(self, points: tuple[CurvePoint, ...]) -> None:
-        """Print the lines after the last printed one; an evaluation comes after the step of its number."""
+        """Print the lines after the last printed one."""
         for point in points:
-            place = (point.step, point.is_evaluation)
+            place = find_place(point)
             if self._last is None or place > self._last:
                 self._last = place
                 _say(describe_line(point))
 
 
+def find_place(point: CurvePoint) -> tuple[int, int]:
+    """The order of lines: after a step, the epoch that ends with it, then an evaluation."""
+    return point.step, 2 if point.is_evaluation else int(point.is_epoch)
+
+
 def describe_line(point: CurvePoint) -> str:
     """One line for a reader."""
     accuracy = "" if point.accuracy is None else f"  accuracy {format_quantity('accuracy', point.accuracy)}"
+    if point.is_epoch:
+        compute = f" ({format_seconds(point.compute_seconds)} without loading)" if point.compute_seconds else ""
+        mean = f"mean loss {format_loss(point.loss)}{accuracy}"
+        return f"epoch {point.epoch:.0f} done in {format_seconds(point.seconds)}{compute}  {mean}"
     rate = f"  lr {format_learning_rate(point.learning_rate)}" if point.learning_rate is not None else ""
     what = "test" if point.is_evaluation else "step"
-    time = format_seconds(point.seconds)
+    since = "" if point.elapsed_seconds is None else f"  at {format_seconds(point.elapsed_seconds)}"
+    time = f"{format_seconds(point.seconds)}{since}"
     return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  loss {format_loss(point.loss)}{accuracy}{rate}  {time}"
 
 

@@ -59,8 +59,8 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
         return 0
     execution.output.check()
     if record is not None:
-        return start_and_submit(study, record, execution.runs_dir, command, execution.submission, execution.output)
+        return start_and_submit(study, record, execution, command)
     launcher = choose_launcher(study.job, trials)
     launcher.check()
-    store = start_run(study, execution.runs_dir, command)
+    store = start_run(study, execution.runs_dir, command, name=execution.name, note=execution.note)
     return measure_and_report(store, study, launcher, execution.output)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from scalelab.checks import FLAGS, flag
+from scalelab.checks import FLAGS, check_divisible, flag
 from scalelab.cli.batch.submission import Submission
 from scalelab.cli.flags import RunsDir, parse_known_flags
 from scalelab.cli.output import Output
@@ -37,6 +37,10 @@ class Execution:
     """How the study is executed."""
 
     runs_dir: RunsDir = RUNS_DIR
+    name: str | None = None
+    """What to call the run, after its date; None: its study."""
+    note: str = ""
+    """A line about the run that scalelab list shows."""
     dry_run: bool = False
     """List the trials, the expected time and any job scripts; run nothing."""
     submission: Submission = field(default_factory=Submission)
@@ -55,6 +59,7 @@ def parse_study(name: str, args: Sequence[str], script: Sequence[str] | None = N
 
 def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
     """The study with its workload's options, and how to execute it, from the flags."""
+    args = translate_batch(kind, args)
     if not is_training(kind):
         return parse_plain(kind, args, verb)
     workload = find_flag_value(args, "--workload") or find_default_job(kind).workload
@@ -81,10 +86,10 @@ def parse_script_study(
         able = ", ".join(name for name in STUDIES if load_study(name).takes_script)
         raise UsageError(f"{kind.name} does not take a script after --: use a workload, or one of {able}")
     script = read_script(words, Path.cwd())
-    given = find_flag_value(args, "--workload") or find_flag_value(args, "--strategy")
-    if given is not None:
-        raise UsageError(f"{given} does not apply to a script: leave out --workload and --strategy with --")
-    study, execution = parse_plain(kind, args, verb)
+    for name in ("--workload", "--strategy", "--strategies"):
+        if find_flag_value(args, name) is not None:
+            raise UsageError(f"{name} does not apply to a script: leave it out with --")
+    study, execution = parse_plain(kind, translate_batch(kind, args), verb)
     return dataclasses.replace(study, job=dataclasses.replace(study.job, script=script)), execution
 
 
@@ -95,6 +100,47 @@ def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, E
     if extra:
         raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --help"))
     return answer.study, answer.execution
+
+
+PER_RANK, GLOBAL = ("--batch-size-per-rank", "--batch-per-rank"), ("--global-batch-size", "--global-batch")
+EITHER = ("--batch-size", "--batch")
+"""What people call the batch of a rank, that of all ranks, and either of them."""
+
+
+def translate_batch(kind: type[Any], args: Sequence[str]) -> list[str]:
+    """The batch in the study's own terms: a batch of all ranks is that of one times their number."""
+    names = [name for name in ("global_batch", "batch_per_rank") if name in list_fields(kind)]
+    if len(names) != 1:
+        return list(args)
+    own, (other, is_global) = flag(names[0]), (GLOBAL, False) if names[0] == "batch_per_rank" else (PER_RANK, True)
+    translated: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in EITHER:
+            print(f"note: {name} is read as {own}", file=sys.stderr)  # noqa: T201
+            translated.append(f"{own}{equals}{value}")
+        elif name in other:
+            given = value if equals else next(words, "")
+            translated += [own, convert_batch(kind, name, given, find_flag_value(args, "--ranks"), is_global=is_global)]
+        else:
+            translated.append(word)
+    return translated
+
+
+def convert_batch(kind: type[Any], name: str, given: str, ranks: str | None, *, is_global: bool) -> str:
+    """A batch per rank as one of all ranks, or the other way; studies of several numbers of ranks keep one of them."""
+    default = next((one.default for one in dataclasses.fields(kind) if one.name == "ranks"), 1)
+    if not isinstance(default, int):
+        kept, instead = ("global batch", flag("global_batch")) if is_global else ("batch of a rank", PER_RANK[0])
+        raise UsageError(f"{kind.name} keeps the {kept} for every number of ranks: use {instead} {given}")
+    try:
+        num_ranks, batch = int(ranks or default), int(given)
+    except ValueError:
+        raise UsageError(f"{name} must be INT, got {given or 'nothing'}") from None
+    if not is_global:
+        check_divisible(batch, num_ranks)
+    return str(batch * num_ranks if is_global else batch // num_ranks)
 
 
 def describe_study(kind: type[Study]) -> str:

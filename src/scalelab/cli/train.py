@@ -44,11 +44,11 @@ def main(args: Sequence[str]) -> int:
     execution.output.check()
     command = ["scalelab", "train", *args]
     if record is not None:
-        return start_and_submit(train, record, execution.runs_dir, command, execution.submission, execution.output)
+        return start_and_submit(train, record, execution, command)
     launcher = JoinedLauncher(member, execution.runs_dir) if member else choose_launcher(train.job, [trial])
     launcher.check()
     store = find_earlier(command, execution.runs_dir) if member and member.num_restarts else None
-    store = store or start_run(train, execution.runs_dir, command)
+    store = store or start_run(train, execution.runs_dir, command, name=execution.name, note=execution.note)
     return measure_and_report(store, train, launcher, execution.output)
 
 

@@ -26,6 +26,7 @@ from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import RunStore, hash_workload
 from scalelab.report.text import clean_text
+from scalelab.workloads.source import find_root, list_imported, split_name
 
 LEFT_OUT = ("checkpoints",)
 """Large directories of a trial that the script makes again."""
@@ -122,8 +123,15 @@ def copy_workload(store: RunStore, target: Path) -> None:
     workload, study = find_own_workload(store), find_own_study(store)
     for file, is_copied in ((workload, is_unchanged(store)), (study, study is not None and study.is_file())):
         if file is not None and is_copied:
-            target.mkdir(exist_ok=True)
-            shutil.copy2(file, target / file.name)
+            for one in (file, *list_imported(file)):
+                place = target / place_in_bundle(one, file)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(one, place)
+
+
+def place_in_bundle(one: Path, file: Path) -> Path:
+    """Where a file of the user's goes: as it lies to the directory that its workload is imported from."""
+    return one.relative_to(find_root(file))
 
 
 def is_unchanged(store: RunStore) -> bool:
@@ -232,14 +240,19 @@ def place_runs(arguments: Sequence[str]) -> list[str]:
 
 def move_workload(store: RunStore, arguments: Sequence[str]) -> list[str]:
     """The arguments with the user's own files taken from the bundle."""
-    own = {file.name for file in (find_own_workload(store), find_own_study(store)) if file is not None}
+    own = [file for file in (find_own_workload(store), find_own_study(store)) if file is not None]
     moved = []
     for argument in arguments:
         before = "--workload=" if argument.startswith("--workload=") else ""
-        path, colon, function = argument.removeprefix(before).rpartition(":")
-        is_own = bool(colon) and Path(path).name in own
-        moved.append(f"{before}workload/{Path(path).name}:{function}" if is_own else argument)
+        path, function = split_name(argument.removeprefix(before))
+        found = [file for file in own if Path(path).name == file.name or path == name_module(file)]
+        moved.append(f"{before}workload/{place_in_bundle(found[0], found[0])}:{function}" if found else argument)
     return moved
+
+
+def name_module(file: Path) -> str:
+    """The dotted name of a file inside a package."""
+    return ".".join(file.relative_to(find_root(file)).with_suffix("").parts).removesuffix(".__init__")
 
 
 def render_page(stores: Sequence[RunStore], reports: Sequence[str]) -> str:
@@ -254,7 +267,7 @@ def render_page(stores: Sequence[RunStore], reports: Sequence[str]) -> str:
         if file is not None and not is_unchanged(store):
             lines.append(f"  - its workload, `{file.name}`, is missing or changed since, and not included")
         elif file is not None:
-            lines.append(f"  - `workload/{file.name}`: the workload; modules of yours that it imports are not included")
+            lines.append(f"  - `workload/{place_in_bundle(file, file)}`: the workload, with what it imports of yours")
         for flag, path in find_inputs(store).items():
             place = name_variable(flag, number)
             lines.append(f"  - `{flag} {path}` is not included: use `{place}=PATH ./{SCRIPT}`")

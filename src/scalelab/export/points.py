@@ -26,6 +26,7 @@ from scalelab.records.steps import PHASES
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.text import clean_text
+from scalelab.studies.shared.arms import count_step_samples
 
 LONGEST_NAME = 60
 """Letters of one part of a tag: a row's label may have 300."""
@@ -110,11 +111,12 @@ def _find_ends(result: TrialResult) -> dict[int, float]:
 
 
 def _list_steps(result: TrialResult, ends: Mapping[int, float]) -> Iterator[Point]:
+    samples = count_step_samples(result)
     for kind in StepKind:
         for step, seconds in result.step_seconds(kind).items():
             yield Point(f"step_seconds/{kind.value}", step, seconds, ends[step])
             if kind is StepKind.CLEAN and seconds > 0:
-                yield Point("samples_per_second", step, result.trial.global_batch / seconds, ends[step])
+                yield Point("samples_per_second", step, samples / seconds, ends[step])
 
 
 def _list_phases(result: TrialResult, ends: Mapping[int, float]) -> Iterator[Point]:

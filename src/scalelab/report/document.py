@@ -9,8 +9,9 @@ can be measured.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
@@ -22,6 +23,8 @@ from scalelab.units import Quantity
 
 SCHEMA_VERSION = 2
 """Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
+BRIEF_CHARACTERS, BRIEF_ROWS = 420, 8
+"""Of a paragraph and of a table in a brief report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class Cell:
     high: float | None = None
     mark: str = ""
     """A footnote sign such as †; one of the table's notes explains it."""
+    whole: str = ""
+    """The whole word if `value` is shortened, for exports; empty: it is not."""
 
     @property
     def estimate(self) -> Estimate | None:
@@ -109,6 +114,8 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
+    num_answers: int | None = None
+    """How many of its first paragraphs a brief report keeps; None: a brief report leaves it out."""
 
     @property
     def is_empty(self) -> bool:
@@ -155,6 +162,41 @@ class Document:
     def tables(self) -> tuple[Table, ...]:
         """The tables of all sections; the first is the main one."""
         return tuple(table for section in self.sections for table in section.tables)
+
+    def shorten(self) -> Document:
+        """A brief report: of every section with answers these, each cut to its first sentences, and one table.
+
+        A document without answers keeps its findings and its first table.
+        """
+        answered = [section for section in self.sections if section.num_answers is not None]
+        if not answered:
+            first = [Section(tables=(_shorten_table(table),)) for table in self.tables[:1]]
+            return replace(self, sections=tuple(first), cautions=self.failures, environment=())
+        sections = [
+            Section(
+                heading=section.heading,
+                paragraphs=tuple(cut_text(words) for words in section.paragraphs[: section.num_answers]),
+                tables=tuple(_shorten_table(table) for table in section.tables[:1]),
+                num_answers=section.num_answers,
+            )
+            for section in answered
+        ]
+        return replace(self, sections=tuple(sections), findings=(), cautions=(), environment=())
+
+
+def cut_text(words: str, most: int = BRIEF_CHARACTERS) -> str:
+    """Whole sentences of a paragraph up to so many characters; at least one."""
+    ends = [found.end() for found in re.finditer(r"[.?](?= [A-Z“])", words)]
+    if len(words) <= most or not ends:
+        return words
+    return words[: max((end for end in ends if end <= most), default=ends[0])]
+
+
+def _shorten_table(table: Table) -> Table:
+    left_out = len(table.rows) - BRIEF_ROWS
+    notes = (f"{left_out} more rows are in the full report",) if left_out > 0 else ()
+    rows = table.rows[:BRIEF_ROWS] if left_out > 0 else table.rows
+    return replace(table, rows=rows, notes=(*table.notes[:1], *notes))
 
 
 def read_document(text: str) -> Document:

@@ -8,6 +8,9 @@ values, and makes its findings by being called:
     yield SPEEDUP("ddp × 2", "ddp on 2 ranks ran 1.92 ± 0.02 times faster than on 1 rank.", speedup=speedup)
 
 docs/reference/findings.md lists every kind; it is generated from these declarations.
+
+A finding never states an impossible number. The last word of a value's name says what it can be (`DOMAINS`), unless the
+kind lists it as `free`; a sentence about a value outside becomes "too noisy to say".
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.estimate import DOMAINS, Domain, Estimate, confine, find_domain
 
 Value = bool | int | float | str | None
 """A plain value; None is unknown."""
@@ -26,9 +29,9 @@ Known = Estimate | Value
 MAIN, REASON, DETAIL, ASIDE = 100, 80, 60, 40
 """Weights: the answer itself; why; what else is worth knowing; what only the full report says. Five are shown first."""
 
-Severity = Literal["failure", "non-finite", "wrong-work", "noise", "note"]
-"""What is wrong, worst first: a row did not run; its loss is not a number; ranks did other work than meant; the numbers
-are less certain than they look; anything else."""
+Severity = Literal["failure", "control", "non-finite", "wrong-work", "noise", "note"]
+"""What is wrong, worst first: a row did not run; the control was not found equal to itself; a loss is not a number;
+ranks did other work than meant; the numbers are less certain than they look; anything else."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 
@@ -69,16 +72,26 @@ class FindingKind:
     weight: int = DETAIL
     values: tuple[str, ...] = ()
     """The names of its values."""
+    free: tuple[str, ...] = ()
+    """Those that may be negative or a share above 1, whatever their name says: differences, relative changes."""
 
     def __call__(self, subject: str, text: str, /, *, weight: int | None = None, **values: Known) -> Finding:
         check_values(self.name, self.values, values)
+        possible = {name: confine_value(value, self._find_domain(name)) for name, value in values.items()}
+        lost = [name for name, value in values.items() if value is not None and possible[name] is None]
+        if lost:
+            named = " and ".join(name.replace("_", " ") for name in lost)
+            text = f"{subject or self.name}: too noisy to say, {named} came out impossible; use more --rounds."
         return Finding(
             kind=self.name,
             subject=subject,
             text=text,
-            values=values,
-            weight=self.weight if weight is None else weight,
+            values=possible,
+            weight=ASIDE if lost else self.weight if weight is None else weight,
         )
+
+    def _find_domain(self, name: str) -> Domain:
+        return "signed" if name in self.free else find_domain(name, DOMAINS.get(name.rpartition("_")[2], "signed"))
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,16 @@ class CautionKind:
             values=values,
             severity=self.severity,
         )
+
+
+def confine_value(value: Known, domain: Domain) -> Known:
+    """The value, its interval cut to the domain; None where it is not a possible number."""
+    if isinstance(value, Estimate):
+        return confine(value, domain)
+    if isinstance(value, float):
+        possible = confine(Estimate(value=value), domain)
+        return None if possible is None else possible.value
+    return value
 
 
 def check_values(kind: str, declared: tuple[str, ...], given: Mapping[str, Known]) -> None:

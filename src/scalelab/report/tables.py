@@ -9,6 +9,10 @@
     )
 
 A function per quantity keeps a declaration on one line; rows may be anything that the readers understand.
+
+A table holds no impossible number: shares lie in [0, 1], other quantities are 0 or more, and intervals end there. A
+value outside is unknown, with a note. Differences may be negative and ratios that are not parts may exceed 100 %: by
+their keys (`analysis/estimate.py`), or by `domain="signed"` and `domain="amount"`.
 """
 
 from __future__ import annotations
@@ -17,9 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from scalelab.analysis.estimate import DOMAINS, Domain, confine, find_domain
 from scalelab.report.document import Cell, Column, Table, make_cell
 from scalelab.report.findings import Known
 from scalelab.units import Quantity
+
+NOISE_NOTE = "– instead of a number: too noisy, it came out impossible (a time below 0, a share outside 0–100 %)"
 
 INTERVAL_NOTE = "± is the 95 % CI half-width (the larger side)"
 
@@ -32,13 +39,21 @@ class Field(Generic[Row]):
 
     column: Column
     read: Callable[[Row], Known | Cell]
+    domain: Domain = "signed"
 
 
 def make_column(
-    quantity: Quantity, key: str, header: str, read: Callable[[Row], Known | Cell], **options: Any
+    quantity: Quantity,
+    key: str,
+    header: str,
+    read: Callable[[Row], Known | Cell],
+    *,
+    domain: Domain | None = None,
+    **options: Any,
 ) -> Field[Row]:
     """A column of any quantity; `options` are the other fields of `Column`."""
-    return Field(column=Column(key=key, header=header, quantity=quantity, **options), read=read)
+    column = Column(key=key, header=header, quantity=quantity, **options)
+    return Field(column=column, read=read, domain=domain or find_domain(key, DOMAINS.get(quantity, "signed")))
 
 
 def text_column(key: str, header: str, read: Callable[[Row], Known | Cell], **options: Any) -> Field[Row]:
@@ -88,14 +103,31 @@ def make_table(
     chosen = [one for one in fields if one is not None]
     place = next((index for index, one in enumerate(chosen) if index and not one.column.is_detail), 1)
     made = []
+    is_noisy = False
     for row in rows:
         words = None if status is None else status(row)
         if words is None:
-            made.append(tuple(to_cell(one.read(row)) for one in chosen))
+            cells = [to_cell(one.read(row)) for one in chosen]
+            made.append(tuple(confine_cell(cell, one.domain) for cell, one in zip(cells, chosen, strict=True)))
+            is_noisy = is_noisy or any(
+                before.value is not None and after.value is None for before, after in zip(cells, made[-1], strict=True)
+            )
         else:
             rest = (make_cell(words) if index == place else Cell() for index in range(1, len(chosen)))
             made.append((to_cell(chosen[0].read(row)), *rest))
-    return Table(title=title, columns=tuple(one.column for one in chosen), rows=tuple(made), notes=tuple(notes))
+    every = (*notes, NOISE_NOTE) if is_noisy else tuple(notes)
+    return Table(title=title, columns=tuple(one.column for one in chosen), rows=tuple(made), notes=every)
+
+
+def confine_cell(cell: Cell, domain: Domain) -> Cell:
+    """The cell, its interval cut to the domain; unknown if its value is outside."""
+    estimate = cell.estimate
+    if estimate is None:
+        return cell
+    possible = confine(estimate, domain)
+    if possible is estimate:
+        return cell
+    return Cell(mark=cell.mark) if possible is None else make_cell(possible, mark=cell.mark)
 
 
 def to_cell(source: Known | Cell) -> Cell:

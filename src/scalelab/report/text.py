@@ -24,9 +24,10 @@ _BREAK = re.compile(r"(?<!±) (?![±%])")
 
 def clean_text(text: str) -> str:
     """One line of harmless text: no terminal sequences, no control or direction characters, single blanks."""
-    visible = _TERMINAL_SEQUENCE.sub("", text)
-    kept = "".join(_clean_character(character) for character in visible)
-    return re.sub(" +", " ", kept).strip(" ")
+    if not text.isprintable():  # as nearly every text is
+        visible = _TERMINAL_SEQUENCE.sub("", text)
+        text = "".join(_clean_character(character) for character in visible)
+    return re.sub(" +", " ", text).strip(" ")
 
 
 def _clean_character(character: str) -> str:

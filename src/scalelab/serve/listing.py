@@ -7,6 +7,7 @@ are the same.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +16,15 @@ from pathlib import Path
 from typing import Literal
 
 from scalelab.errors import ScalelabError, StoreError
-from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, find_holder, find_runs, glance_at_status
+from scalelab.records.store import (
+    JOBS_FILE,
+    RUNNING,
+    RunStore,
+    find_holder,
+    find_runs,
+    find_workload_name,
+    glance_at_status,
+)
 from scalelab.studies.catalogue import find_name
 
 Phase = Literal["complete", "running", "interrupted", "submitted", "damaged"]
@@ -35,6 +44,9 @@ class RunLine:
     """The phase in words, with batch jobs and failures."""
     created_at: str = ""
     num_failed: int = 0
+    note: str = ""
+    result: str = ""
+    """What its answer says first; filled in where it is asked for."""
 
 
 def describe_run(path: Path) -> RunLine:
@@ -50,19 +62,28 @@ def describe_run(path: Path) -> RunLine:
     done = sum(status is not None for status in statuses)
     failed = sum(status not in (None, "completed") for status in statuses)
     phase, state = find_phase(store, is_complete=done == len(trials))
-    job = store.record.fields.get("job", {})
-    workload = str(job.get("workload", "–")) if isinstance(job, dict) else "–"
     return RunLine(
         name=path.name,
         study=find_name(store.record.study),
-        workload=Path(workload).name,
+        workload=find_workload_name(store.record) or "–",
         num_done=done,
         num_trials=len(trials),
         phase=phase,
         state=f"{state}, {failed} failed" if failed else state,
         created_at=store.record.created_at,
         num_failed=failed,
+        note=store.record.note,
     )
+
+
+def find_result(path: Path) -> str:
+    """The first sentence of a run's answer; nothing while there is none."""
+    try:
+        findings = json.loads((path / "document.json").read_text(encoding="utf-8")).get("findings", [])
+        texts = [(one["weight"], one["text"]) for one in findings]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # written by 0.1, or damaged: show says so
+        return ""
+    return str(max(texts, key=lambda pair: pair[0])[1]) if texts else ""
 
 
 def find_phase(store: RunStore, *, is_complete: bool) -> tuple[Phase, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from scalelab.cli.batch.submission import Submission, say
 from scalelab.cli.measuring import (
@@ -21,6 +20,7 @@ from scalelab.cli.measuring import (
 )
 from scalelab.cli.output import Output
 from scalelab.cli.progress import LineReporter, ProgressReporter
+from scalelab.cli.study_flags import Execution
 from scalelab.errors import JobRejected, LaunchFailed, StoreError, Terminated, UsageError
 from scalelab.launch.batch.handover import (
     begin_each,
@@ -48,20 +48,14 @@ from scalelab.runs.experiment import TrialEnded, TrialStarted, check_something_m
 from scalelab.studies.shared.study import Study
 
 
-def start_and_submit(
-    study: Study,
-    record: BatchRecord,
-    runs_dir: Path,
-    command: Sequence[str],
-    submission: Submission,
-    output: Output,
-) -> int:
+def start_and_submit(study: Study, record: BatchRecord, execution: Execution, command: Sequence[str]) -> int:
     """Create a run and submit it to a batch system; gives the exit code."""
+    submission, output, runs_dir = execution.submission, execution.output, execution.runs_dir
     check_output(submission, output)
     BatchSystem(record.scheduler, runs_dir).check()
     for request in list_requests(study.plan(), record, runs_dir.resolve(), study.job.ranks_per_node):
         request.check()
-    store = start_run(study, runs_dir, command)
+    store = start_run(study, runs_dir, command, name=execution.name, note=execution.note)
     return submit_run(store, study, record, submission, output)
 
 

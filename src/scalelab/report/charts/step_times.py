@@ -207,8 +207,11 @@ ZOOM: dict[str, Any] = {
 }
 
 
-def plot_timeline(*, title: str, rows: Rows, caption: str = "") -> Chart:
-    """`start` and `duration` in seconds of what is called `name`, in the `lane` of a rank and a `series`."""
+def plot_timeline(*, title: str, rows: Rows, caption: str = "", series: Sequence[str] = ()) -> Chart:
+    """`start` and `duration` in seconds of what is called `name`, in the `lane` of a rank and a `series`.
+
+    `series` is the order of all that there may be, which decides their colours.
+    """
     x = Axis(field="start", title="time", quantity="seconds")
     length = Axis(field="duration", title="duration", quantity="seconds")
     ends = [float(row["start"]) + float(row["duration"]) for row in rows]  # type: ignore[arg-type]
@@ -220,6 +223,8 @@ def plot_timeline(*, title: str, rows: Rows, caption: str = "") -> Chart:
         kept = {name: one[name] for name in ("series", "lane", "start", "start_text", "name")}
         values.append(kept | {"end": float(f"{end / factor:.7g}"), "duration_text": other["duration_text"]})
     names = list_series(values)
+    known = [place for place, name in enumerate(series) if name in names]
+    names = [*series[: max(known, default=-1) + 1], *(name for name in names if name not in series)]
     lanes = list(dict.fromkeys(str(one["lane"]) for one in values))
     shown = {"name": "event", "lane": "where", "start_text": "start", "duration_text": "duration"}
     encoding = {

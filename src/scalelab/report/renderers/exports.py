@@ -74,7 +74,7 @@ def _name_tables(document: Document) -> list[str]:
 
 
 def _list_values(cell: Cell) -> tuple[str, ...]:
-    return (*map(_write_value, (cell.value, cell.low, cell.high)), _defuse_formula(cell.mark))
+    return (*map(_write_value, (cell.whole or cell.value, cell.low, cell.high)), _defuse_formula(cell.mark))
 
 
 def _write_value(value: Value) -> str:

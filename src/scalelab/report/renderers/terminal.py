@@ -179,7 +179,7 @@ def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
     brief = shorten(document)
     head = [*_set_text(document.headline, width, style="bold"), *_set_text(document.setting, width, INDENT)]
     if brief.failures:
-        head += [StyledLine(), StyledLine("Failed", "bold red"), *(_set_warning(one, width) for one in brief.failures)]
+        head += [StyledLine(), StyledLine("Failed", "bold red"), *_set_failures(brief.failures, width)]
     tail = _set_list("Summary", [line for one in brief.findings for line in _set_text(one.text, width, INDENT)], "bold")
     tail += _set_list("Warnings", [_set_warning(one, width) for one in brief.warnings], "bold yellow")
     room = MOST_LINES - len(head) - len(tail) - 2
@@ -193,6 +193,14 @@ def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
 
 def _set_list(title: str, lines: list[StyledLine], style: str) -> list[StyledLine]:
     return [StyledLine(), StyledLine(title, style), *lines] if lines else []
+
+
+def _set_failures(failures: Sequence[Caution], width: int) -> list[StyledLine]:
+    """The first whole, because its end says what to do; one line for each of the others."""
+    first = [_set_warning(failures[0], width)]
+    if first[0].text.endswith("…"):
+        first = list(_set_text(failures[0].message, width, INDENT))
+    return [*first, *(_set_warning(one, width) for one in failures[1:])]
 
 
 def _set_warning(caution: Caution, width: int) -> StyledLine:
