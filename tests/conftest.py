@@ -24,6 +24,10 @@ pytest_plugins = ("tests.slurm",)
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# Threads of torch that wait for each other would spin, which takes the core from the one that they wait for as soon as
+# there are more tests at work than cores. It is read when torch is loaded, here and in every process that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Those of pytest, and of torch, which sets one with the first optimizer of a process."""
 

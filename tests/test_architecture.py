@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -39,6 +40,12 @@ def read_layout() -> list[str]:
     return [line.split()[0] for line in lines]
 
 
+@functools.cache
+def parse(file: Path) -> list[ast.AST]:
+    """Every node of a file, for several tests look at all of them."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
 def name_module(file: Path) -> str:
     """`worker.loop` for src/scalelab/worker/loop.py."""
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
@@ -67,9 +74,8 @@ def test_the_contracts_hold() -> None:
 
 def list_imports(file: Path) -> Iterator[str]:
     """The packages that a module imports when it runs: not those that only a type checker sees."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    unseen = {id(child) for node in ast.walk(tree) if is_for_type_checkers(node) for child in ast.walk(node)}
-    for node in ast.walk(tree):
+    unseen = {id(child) for node in parse(file) if is_for_type_checkers(node) for child in ast.walk(node)}
+    for node in parse(file):
         if id(node) in unseen:
             continue
         if isinstance(node, ast.Import):
@@ -93,10 +99,9 @@ def test_heavy_packages_are_imported_only_where_the_page_says(package: str) -> N
 
 def list_long(file: Path) -> Iterator[str]:
     """The file itself and the functions of it that are longer than they may be."""
-    text = file.read_text(encoding="utf-8")
-    if len(text.splitlines()) > MOST_FILE_LINES:
+    if len(file.read_text(encoding="utf-8").splitlines()) > MOST_FILE_LINES:
         yield name_module(file)
-    for node in ast.walk(ast.parse(text)):
+    for node in parse(file):
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES:
             yield f"{name_module(file)}.{node.name}"
@@ -114,7 +119,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 def test_a_search_for_a_class_finds_one() -> None:
     homes: dict[str, set[str]] = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in parse(file):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, set()).add(name_module(file))
     assert {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1} == {}
@@ -152,7 +157,6 @@ MEASURING_NOTHING = (
     "show last --refresh --json -",
     "show last --csv -",
     "compare FIRST last",
-    "completion bash",
 )
 
 

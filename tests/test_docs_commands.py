@@ -19,7 +19,8 @@ from scalelab.cli.data.command import VERBS as DATA_VERBS
 from scalelab.cli.doctor.command import Doctor
 from scalelab.cli.export import Export
 from scalelab.cli.flags import parse_flags
-from scalelab.cli.list_runs import ListRuns
+from scalelab.cli.list_runs import ListRuns, Prune, Remove
+from scalelab.cli.meter import MeterCommand
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
 from scalelab.cli.report import Report
@@ -38,6 +39,9 @@ from tests.test_docs import COMMAND, FENCE, PAGES, ROOT, list_blocks, provide_sh
 VERB_FLAGS: dict[str, type[Any]] = {
     "reproduce": Command,
     "list": ListRuns,
+    "rm": Remove,
+    "prune": Prune,
+    "meter": MeterCommand,
     "show": Show,
     "report": Report,
     "compare": Compare,
@@ -107,7 +111,7 @@ def _parse(arguments: list[str]) -> None:
     elif arguments[:2] == ["trace", DIFF]:
         parse_flags(TraceDiff, arguments[2:], " ".join(arguments[:2])).reading.check()
     else:
-        parse_flags(VERB_FLAGS[verb], arguments[1:], verb)
+        parse_flags(VERB_FLAGS[verb], split_at_dashes(arguments[1:])[0], verb)
 
 
 def split_at_dashes(words: list[str]) -> tuple[list[str], bool, list[str]]:
@@ -118,8 +122,8 @@ def split_at_dashes(words: list[str]) -> tuple[list[str], bool, list[str]]:
 
 def provide_script(arguments: list[str], directory: Path) -> None:
     """A training script, which ranks alone run."""
-    _, has_script, script = split_at_dashes(arguments)
-    if has_script and script[0] != "-m":
+    *_, script = split_at_dashes(arguments)
+    if script and script[0] != "-m":
         (directory / script[0]).touch()
 
 

@@ -32,19 +32,12 @@ def test_the_parameters_of_an_example_are_free_to_be_flags(file: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("file", WORKLOADS, ids=lambda file: file.name)
-def test_an_example_trains(file: Path, num_ranks: int, launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_an_example_trains_on_two_ranks(file: Path, launcher: LocalLauncher, tmp_path: Path) -> None:
     needed = NEEDS.get(file.name)
     if needed is not None and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{file.name} needs {needed}, which is not installed: pip install 'scalelab[examples]'")
-    trial = make_trial(
-        configuration=f"example-{num_ranks}",
-        workload=f"{file}:build",
-        strategy="ddp" if num_ranks > 1 else "single",
-        num_ranks=num_ranks,
-        task=Measure(plan=PLAN),
-    )
+    trial = make_trial(configuration="example-2", workload=f"{file}:build", task=Measure(plan=PLAN))
     result = launch(launcher, trial, tmp_path / "trial")
     assert result.status is Status.COMPLETED, result.reason
     assert len(result.losses()) >= PLAN.clean_steps

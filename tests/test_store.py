@@ -20,7 +20,7 @@ from scalelab.errors import DamagedRun, NotWritable, RunBusy, StoreError, Unknow
 from scalelab.records import store as store_module
 from scalelab.records.files import write_json
 from scalelab.records.schema import SCHEMA_VERSION
-from scalelab.records.store import RunStore, find_holder, find_runs, open_run
+from scalelab.records.store import RunStore, find_holder, find_runs, has_failed, open_run
 from scalelab.records.trial import Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store
 
@@ -441,6 +441,26 @@ def test_a_run_is_opened_by_last_by_name_by_its_beginning_or_by_path(tmp_path: P
     assert open_run(str(tmp_path / "run-1"), tmp_path / "nowhere").name == "run-1"
 
 
+def test_a_run_is_opened_by_a_part_of_its_name_or_by_its_workload(tmp_path: Path) -> None:
+    older, newer = make_store(tmp_path).path, make_store(tmp_path).path
+    edit_json(older / "run.json", fields={"job": {"workload": "/home/nets/unet.py:build"}})
+    newer.rename(tmp_path / "2026-01-01-1200-base-line-2")
+    (tmp_path / "2026-01-01-1200-base-line-2" / "run.json").write_bytes(b"\xff")
+    assert open_run("unet", tmp_path).path == older
+    with pytest.raises(StoreError):  # found, and damaged
+        open_run("base-line", tmp_path)
+
+
+def test_a_run_in_which_every_trial_failed_is_not_the_last(tmp_path: Path) -> None:
+    good, bad = make_store(tmp_path), make_store(tmp_path)
+    for name in bad.record.trials:
+        (bad.trial_directory(name) / "result.json").write_text('{"status": "invalid"}')
+    assert [has_failed(store.path) for store in (good, bad)] == [False, True]
+    assert open_run("last", tmp_path).path == good.path
+    (good.path / "run.json").unlink()
+    assert open_run("last", tmp_path).path == bad.path
+
+
 def test_an_unknown_run_lists_the_known_ones_and_guesses(tmp_path: Path) -> None:
     make_dated_runs(tmp_path)
     with pytest.raises(UnknownName, match=r"unknown run 'rum-1'\. Did you mean 'run-1'\? Known: run-0, run-1, run-2\."):
@@ -503,5 +523,6 @@ def test_a_label_names_the_run_and_finds_its_newest(tmp_path: Path) -> None:
     assert first.name.endswith("-my-run")
     assert second.name.endswith("-my-run-2")
     assert open_run("my-run", tmp_path).path == second.path
+    assert open_run("my-r", tmp_path).path == second.path
     with pytest.raises(UnknownName):
-        open_run("run", tmp_path)
+        open_run("your-run", tmp_path)

@@ -71,7 +71,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository with one more launcher, and nothing else changed."""
     place = tmp_path_factory.mktemp("copy")
     for name in ("src", "docs"):
-        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "reports", "images"))
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("reports", "images"))
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Add a launcher")[1]
     written, starter, record = re.findall(r"```python[^\n]*\n(.*?)```", guide.split("\n## ")[0], re.DOTALL)
     (place / "src/scalelab/launch/flux.py").write_text(written, encoding="utf-8")

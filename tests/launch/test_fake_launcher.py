@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from inspect import getmembers, isfunction, signature
 from pathlib import Path
 
 import pytest
 
 from scalelab.launch.fake import WARMUP_FACTORS, FakeLauncher
+from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.launcher import Launcher
+from scalelab.launch.local import LocalLauncher
+from scalelab.launch.stepped import StepLauncher
 from scalelab.records.trial import PHASES, Status, StepKind, StepPlan, TrialResult
 from tests.records import make_record
 
@@ -20,9 +24,12 @@ def play(launcher: FakeLauncher, **fields: object) -> TrialResult:
     return launcher.launch(make_record(**(defaults | fields)), Path("unused"))
 
 
-def test_it_is_a_launcher() -> None:
-    launcher: Launcher = FakeLauncher(lambda _: 0.1)
-    launcher.close()
+@pytest.mark.parametrize("kind", [FakeLauncher, LocalLauncher, HostsLauncher, StepLauncher])
+def test_it_has_every_method_of_a_launcher_with_the_same_parameters(kind: type[Launcher]) -> None:
+    methods = {name: list(signature(method).parameters) for name, method in getmembers(Launcher, isfunction)}
+    asked = {name: parameters for name, parameters in methods.items() if not name.startswith("_")}
+    assert set(asked) == {"check", "launch", "close"}
+    assert {name: list(signature(getattr(kind, name)).parameters) for name in asked} == asked
 
 
 def test_every_rank_gives_every_step_of_the_plan() -> None:

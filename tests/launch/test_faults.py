@@ -168,7 +168,7 @@ def test_a_parameter_without_a_gradient_is_invalid_under_ddp(launcher: LocalLaun
     )
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
     assert result.status is Status.INVALID
-    assert "some parameters get no gradient" in result.reason
+    assert "get no gradient: add --find-unused-parameters" in result.reason
 
 
 def test_a_file_that_exits_is_invalid(launcher: LocalLauncher, tmp_path: Path) -> None:

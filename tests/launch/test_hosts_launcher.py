@@ -72,35 +72,26 @@ def test_where_no_host_can_be_emulated_nothing_is_started(monkeypatch: pytest.Mo
 
 @pytest.mark.ranks
 @needs_hosts
-def test_ranks_train_the_same_on_hosts_of_their_own_and_every_gradient_goes_over_the_link(
+def test_ranks_train_the_same_on_hosts_that_two_may_share_and_every_gradient_goes_over_the_link(
     hosts: HostsLauncher, launcher: LocalLauncher, tmp_path: Path
 ) -> None:
-    options = {"dim": 128, "depth": 4}
+    fields = {"options": {"dim": 128, "depth": 4}, "plan": PLAN, "num_ranks": 3, "global_batch": 6}
     (tmp_path / "inside").mkdir()
-    write_trial(tmp_path / "inside", make_trial(options=options, plan=PLAN))
-    inside = launcher.launch(make_trial(options=options, plan=PLAN), tmp_path / "inside")
-    spread = launch(hosts, make_spread(options=options, link="1gbit"), tmp_path / "spread")
+    write_trial(tmp_path / "inside", make_trial(**fields))
+    inside = launcher.launch(make_trial(**fields), tmp_path / "inside")
+    watched = make_spread(**fields, link="1gbit", ranks_per_host=2, instruments=("utilization",))
+    spread = launch(hosts, watched, tmp_path / "spread")
     assert spread.status is Status.COMPLETED, spread.reason
     assert spread.losses() == inside.losses()
-    assert [rank.host for rank in spread.ranks] == ["host0", "host1"]
+    assert [rank.host for rank in spread.ranks] == ["host0", "host0", "host1"]
     assert [rank.cores for rank in spread.ranks] == [rank.cores for rank in inside.ranks]
+    assert {load.device for load in spread.loads} == {"rank 0", "rank 1", "rank 2", OTHERS}
     gradients = 4 * (spread.ranks[0].num_parameters or 0)
     exchanged = gradients * (len(spread.losses()))  # comm-free steps, which exchange nothing, are no part of them
     assert all(sent > exchanged for sent in hosts.sent_bytes)
     assert sum(hosts.sent_bytes) < 4 * exchanged
-    assert {path.name for path in (tmp_path / "spread").iterdir()} == {
-        "trial.json", "rank0.log", "rank1.log", "step.log",
-    }  # fmt: skip
-
-
-@pytest.mark.ranks
-@needs_hosts
-def test_two_ranks_may_share_a_host(hosts: HostsLauncher, tmp_path: Path) -> None:
-    watched = make_spread(num_ranks=3, ranks_per_host=2, global_batch=6, instruments=("utilization",))
-    result = launch(hosts, watched, tmp_path)
-    assert result.status is Status.COMPLETED, result.reason
-    assert [rank.host for rank in result.ranks] == ["host0", "host0", "host1"]
-    assert {load.device for load in result.loads} == {"rank 0", "rank 1", "rank 2", OTHERS}
+    logs = {"rank0.log", "rank1.log", "rank2.log", "step.log"}
+    assert {path.name for path in (tmp_path / "spread").iterdir()} == {"trial.json", *logs}
 
 
 @pytest.mark.ranks
@@ -124,15 +115,6 @@ def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(hosts: Hos
     assert result.status is Status.CRASHED
     assert "rank 1 on host1 was killed by SIGKILL" in result.reason
     assert {s.step for s in result.samples if s.rank == 1} == {0, 1}
-
-
-@pytest.mark.ranks
-@needs_hosts
-def test_an_error_on_one_host_is_told_in_its_own_words(hosts: HostsLauncher, tmp_path: Path) -> None:
-    spec = write_step_workload(tmp_path, "raise RuntimeError('the cable is cut')", rank=1, step=3)
-    result = launch(hosts, make_spread(workload=spec), tmp_path / "t")
-    assert result.status is Status.CRASHED
-    assert "the cable is cut" in result.reason
 
 
 @pytest.mark.ranks
@@ -191,9 +173,8 @@ HostsLauncher().launch(read_trial(directory), directory)
 @pytest.mark.ranks
 @pytest.mark.slow
 @needs_hosts
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_launcher_that_is_stopped_leaves_no_process_and_no_namespace_beyond_the_next_start(
-    hosts: HostsLauncher, tmp_path: Path, how: signal.Signals
+def test_a_launcher_that_is_killed_leaves_no_process_and_no_namespace_beyond_the_next_start(
+    hosts: HostsLauncher, tmp_path: Path
 ) -> None:
     marker = tmp_path / "stuck"
     action = f"(open({str(marker)!r}, 'w').close(), time.sleep(3600))"
@@ -210,10 +191,9 @@ def test_a_launcher_that_is_stopped_leaves_no_process_and_no_namespace_beyond_th
     family = [psutil.Process(pid) for name in names for pid in list_pids(name)]
     assert len(names) == 3
     assert len(family) == 4
-    command.send_signal(how)
+    command.kill()
     command.wait(timeout=30)
     assert not psutil.wait_procs(family, timeout=10)[1]
-    left = [name for name in list_namespaces() if name in names]
-    assert bool(left) == (how is signal.SIGKILL)
+    assert [name for name in list_namespaces() if name in names]
     hosts.check()
     assert not [name for name in list_namespaces() if name in names]

@@ -35,7 +35,27 @@ STUDY = [
     "--rounds",
     "1",
 ]
-ON_SLURM = [*STUDY, "--launcher", "slurm", "--poll", "0.2s", "--threads-per-rank", "1"]
+SLURM = ["--launcher", "slurm", "--poll", "0.2s"]
+ON_SLURM = [*STUDY, *SLURM, "--threads-per-rank", "1"]
+PAIR = [
+    *(
+        "run",
+        "throughput",
+        "--workload",
+        "mlp",
+        "--dim",
+        "16",
+        "--depth",
+        "2",
+        "--ranks",
+        "2",
+        "--batch-size-per-rank",
+        "4",
+    ),
+    *("--steps", "4", "--phase-steps", "0", "--comm-free-steps", "0", "--profile-steps", "0", "--rounds", "1"),
+    *("--warmup", "1", "--threads-per-rank", "1"),
+]
+"""One trial of two ranks."""
 
 
 @pytest.fixture
@@ -159,12 +179,12 @@ def test_flags_of_a_batch_system_are_refused_without_one(place: Path, command: l
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ranks")
 def test_a_run_that_was_left_alone_gives_the_losses_of_the_local_launcher(place: Path, slurm: Cluster) -> None:
-    local = answer(*STUDY, "--threads-per-rank", "1", "--ranks", "1", "2", cwd=place)
+    local = answer(*PAIR, cwd=place)
     assert local.returncode == 0, local.stderr
     expected = read_losses(place)
-    refused = answer(*ON_SLURM, "--ranks", "1", "2", "--detach", "--json", "x.json", cwd=place)
+    refused = answer(*PAIR, *SLURM, "--detach", "--json", "x.json", cwd=place)
     assert "--detach returns before there is an answer: use --json with" in refused.stderr
-    left = answer(*ON_SLURM, "--ranks", "1", "2", "--detach", cwd=place)
+    left = answer(*PAIR, *SLURM, "--detach", cwd=place)
     assert left.returncode == 0, left.stderr
     (number,) = slurm.list_jobs()
     assert left.stdout.startswith(f"Submitted job {number} for runs/")
