@@ -57,7 +57,7 @@ from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.tasks import Quantization
 from scalelab.units import format_quantity
 from scalelab.worker.batches.augment import normalise
-from scalelab.worker.models.image_models import load_images, normalise_by_half
+from scalelab.worker.models.networks import load_images, normalise_by_half
 from scalelab.workloads.image_options import ImageOptions
 
 FIRST_SEED = 11

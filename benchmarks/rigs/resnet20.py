@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import nn
 
-from scalelab.worker.models.image_models import NUM_CLASSES, make_image_batches
+from scalelab.worker.models.networks import NUM_CLASSES, make_image_batches
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.workload import BuildContext, Workload
 

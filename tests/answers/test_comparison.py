@@ -13,8 +13,7 @@ import pytest
 
 from scalelab.analysis.stats import Verdict, estimate_run_ratio, judge
 from scalelab.answers.comparison import RunSide, compare_runs
-from scalelab.answers.gate import read_gates
-from scalelab.cli.compare import judge_for_ci
+from scalelab.cli.compare import judge_for_ci, read_gates
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial, to_builtins

@@ -14,8 +14,7 @@ import h5py  # type: ignore[import-untyped, unused-ignore]
 import numpy as np
 import pytest
 
-from scalelab.cli.data.command import main
-from scalelab.cli.data.convert import DataConvert, format_gain, read_option
+from scalelab.cli.data.command import DataConvert, format_gain, main, read_option
 from scalelab.cli.data.doctor import DataDoctor, describe
 from scalelab.data.doctor import examine
 from scalelab.data.formats.stored import StoredSet

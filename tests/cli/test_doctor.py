@@ -14,13 +14,27 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scalelab.cli.doctor import ranks as doctor_ranks
-from scalelab.cli.doctor import trials as doctor_trials
-from scalelab.cli.doctor.command import look_at_memory
-from scalelab.cli.doctor.grades import Grade
-from scalelab.cli.doctor.host import ask_mpi, look_at_network, look_at_rank, look_at_threads
-from scalelab.cli.doctor.ranks import RankLine, describe_line, examine_rank, list_mistakes, print_mistakes
-from scalelab.cli.doctor.trials import PROCESS_BYTES, choose_copy_bytes, look_at_nccl, measure_roofs
+from scalelab.cli.doctor import command as doctor_command
+from scalelab.cli.doctor import host as doctor_host
+from scalelab.cli.doctor.command import (
+    RankLine,
+    describe_line,
+    examine_rank,
+    list_mistakes,
+    look_at_memory,
+    print_mistakes,
+)
+from scalelab.cli.doctor.host import (
+    PROCESS_BYTES,
+    Grade,
+    ask_mpi,
+    choose_copy_bytes,
+    look_at_nccl,
+    look_at_network,
+    look_at_rank,
+    look_at_threads,
+    measure_roofs,
+)
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.launch.ranks.placement import Placement
 from scalelab.records.environment import read_environment
@@ -189,7 +203,7 @@ def examine(member: Membership, runs_dir: Path, *, is_json: bool = False, asks_m
 def test_a_rank_that_says_nothing_is_named_in_lines_and_in_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_ranks, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(doctor_command, "WAIT_SECONDS", 0.1)
     code, text = examine(make_member(0), tmp_path)
     assert code == 1
     assert "no line from 1 of 2 ranks within" in text
@@ -204,7 +218,7 @@ def test_a_rank_that_says_nothing_is_named_in_lines_and_in_json(
 
 
 def test_words_that_a_killed_launch_has_left_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_ranks, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(doctor_command, "WAIT_SECONDS", 0.1)
     left = tmp_path / ".doctor-7.0" / "rank1.json"
     left.parent.mkdir()
     line = RankLine(member=make_member(1), placement=Placement(rank=1, host="n1", cores=(0,)))
@@ -275,8 +289,8 @@ def test_all_ranks_of_a_node_together_take_half_of_what_is_left(
 
 
 def test_ranks_without_room_for_torch_measure_nothing_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_trials, "read_available_memory", lambda: 4_000_000_000)
-    monkeypatch.setattr(doctor_trials, "_run", lambda *_: pytest.fail("torch was loaded"))
+    monkeypatch.setattr(doctor_host, "read_available_memory", lambda: 4_000_000_000)
+    monkeypatch.setattr(doctor_host, "_run", lambda *_: pytest.fail("torch was loaded"))
     assert measure_roofs(64) == {"unmeasured": "4 GB of free memory for 64 ranks is too little to import torch"}
 
 
@@ -286,7 +300,7 @@ def test_what_was_copied_is_said() -> None:
 
 
 def test_without_a_cuda_device_nccl_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_trials, "find_gpus", lambda: ())
+    monkeypatch.setattr(doctor_host, "find_gpus", lambda: ())
     assert look_at_nccl().detail == "not tried: no CUDA device"
 
 
@@ -298,8 +312,8 @@ def test_nccl_is_tried_on_every_device_and_its_words_are_told(monkeypatch: pytes
         asked.append(words)
         return answers.pop(0)
 
-    monkeypatch.setattr(doctor_trials, "find_gpus", lambda: (1, 2, 3, 4))
-    monkeypatch.setattr(doctor_trials, "_run", answer)
+    monkeypatch.setattr(doctor_host, "find_gpus", lambda: (1, 2, 3, 4))
+    monkeypatch.setattr(doctor_host, "_run", answer)
     works, fails, hangs = look_at_nccl(), look_at_nccl(), look_at_nccl()
     assert asked[0] == ("scalelab.worker.nccl_check", "nccl", "4")
     assert (works.grade, works.detail) == (Grade.OK, "all-reduce over 4 CUDA devices works")

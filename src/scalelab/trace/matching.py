@@ -5,7 +5,7 @@ size, order and time do (`pairing.py`). Collectives in one trace only are counte
 are matched if torch's annotation says between which ranks they run; other point-to-point kernels only if all ranks of
 their group leave them together, as in an all-to-all.
 
-A collective whose group is not recorded may fit several (`groups.py`): the one whose ranks leave it together is taken.
+A collective whose group is not recorded may fit several (`pairing.py`): the one whose ranks leave it together is taken.
 
 In a matched collective
 
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.clocks import ENDS_TOGETHER, Clock, set_clock
 from scalelab.trace.collectives import Collective
-from scalelab.trace.groups import POINT_TO_POINT, GroupFinder, GroupKey
-from scalelab.trace.pairing import Ends, Pairing, measure_agreement, pair_ends
+from scalelab.trace.pairing import POINT_TO_POINT, Ends, GroupFinder, GroupKey, Pairing, measure_agreement, pair_ends
 from scalelab.trace.rank_trace import RankTrace
 
 Times = NDArray[np.int64]

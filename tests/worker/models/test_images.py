@@ -11,7 +11,7 @@ import torch
 
 from scalelab.data.images import load_digits
 from scalelab.errors import UsageError
-from scalelab.worker.models.image_models import draw_images
+from scalelab.worker.models.networks import draw_images
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
 from scalelab.workloads.workload import Workload
 from tests.data.shared import SHARED_DATA, needs

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from scalelab.cli.batch.submission import Submission, say
 from scalelab.cli.measuring import (
+    LineReporter,
+    ProgressReporter,
     make_reporter,
     measure_and_report,
     raise_terminated,
@@ -19,7 +21,6 @@ from scalelab.cli.measuring import (
     report_run,
 )
 from scalelab.cli.output import Output
-from scalelab.cli.progress import LineReporter, ProgressReporter
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import JobRejected, LaunchFailed, StoreError, Terminated, UsageError
 from scalelab.launch.batch.handover import (
