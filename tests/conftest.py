@@ -91,6 +91,14 @@ def nothing_leaks() -> Iterator[None]:
     assert distributed is None or not distributed.is_initialized(), "the test left a process group"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests at work beside each other, and of the user, do not see each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[LocalLauncher]:
     """One launcher for all tests: loading torch takes seconds, a trial a tenth of one."""

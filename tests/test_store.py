@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 
 from scalelab.errors import DamagedRun, NotWritable, RunBusy, StoreError, UnknownName, UsageError
+from scalelab.records import running as running_module
 from scalelab.records import store as store_module
 from scalelab.records.files import write_json
+from scalelab.records.running import find_holder
 from scalelab.records.schema import SCHEMA_VERSION
-from scalelab.records.store import RunStore, find_holder, find_runs, has_failed, open_run
+from scalelab.records.store import RunStore, find_runs, has_failed, open_run
 from scalelab.records.trial import Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store
 
@@ -131,7 +133,8 @@ def test_threads_that_start_runs_at_once_never_share_a_directory(tmp_path: Path)
 def run_at_once(program: str, arguments: list[list[str]]) -> list[str]:
     """What each process printed; all have loaded everything before the first goes on, and end when all are done."""
     preamble = (
-        "import sys\nfrom pathlib import Path\nfrom scalelab.records.store import *\nfrom tests.records import *\n"
+        "import sys\nfrom pathlib import Path\nfrom scalelab.errors import RunBusy\n"
+        "from scalelab.records.store import *\nfrom tests.records import *\n"
     )
     ready = "print('ready', flush=True)\nsys.stdin.readline()\n"
     command = [sys.executable, "-c", preamble + ready + program]
@@ -359,7 +362,7 @@ def test_a_process_that_takes_the_run_while_another_looks_at_a_stale_marker_keep
             mark(store, sleeper.pid)
         return looks[-1]
 
-    monkeypatch.setattr(store_module, "find_holder", look_and_be_overtaken)
+    monkeypatch.setattr(running_module, "find_holder", look_and_be_overtaken)
     with pytest.raises(RunBusy, match="another process just claimed run"):
         store.claim().__enter__()
     assert looks[0] is None

@@ -11,9 +11,13 @@ from scalelab.cli.app import main
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore, find_runs
+from scalelab.records.trial import Status
 from scalelab.runs.experiment import execute_run, ignore_event, start_run
+from scalelab.studies.max_batch.study import MaxBatch
+from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import make_strong
+from tests.studies.memories import MemoryLauncher
 
 
 def make_run(runs_dir: Path, name: str | None = None, note: str = "") -> RunStore:
@@ -117,3 +121,29 @@ def test_a_threshold_that_is_no_percentage_is_refused(
     code, text = answer(capsys, "compare", "a", "b", f"--fail-if-slower={typed}", "--runs-dir", str(tmp_path))
     assert code == 2
     assert text == f"error: --fail-if-slower {typed!r} is not a valid percentage: use a form such as 5%\n"
+
+
+def test_one_run_is_compared_with_the_one_before_of_the_same_study_and_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = play_run(tmp_path, "base", 1.0)
+    other = make_strong(job=Job(workload="lenet", device="cpu"))
+    execute_run(start_run(other, tmp_path, ["scalelab"]), other, FakeLauncher(lambda _: 0.1), ignore_event)
+    code, text = answer(capsys, "compare", "last", "--runs-dir", str(tmp_path))
+    assert (code, text.endswith("name two, scalelab compare A B\n")) == (2, True)
+    slow = play_run(tmp_path, "slow", 1.5)
+    code, text = answer(capsys, "compare", "last", "--runs-dir", str(tmp_path), "--json", "-")
+    assert code == 0
+    assert text.index(base) < text.index(slow)
+
+
+def test_a_probe_that_is_meant_to_fail_is_not_listed_as_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = MaxBatch(job=Job(workload="mlp", memory_limit="1GB", device="cpu"))
+    store = start_run(study, tmp_path, ["scalelab"])
+    execute_run(store, study, MemoryLauncher(lambda trial, _: 1e8 + 9e6 * trial.batch_per_rank), ignore_event)
+    statuses = [result.status for result in store.results()[0]]
+    assert Status.OUT_OF_MEMORY in statuses
+    line = answer(capsys, "list", "--runs-dir", str(tmp_path))[1].splitlines()[1]
+    assert line.split()[-1] == "complete"

@@ -24,7 +24,7 @@ from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
 from scalelab.records.files import write_atomically
-from scalelab.records.store import RUNS_DIR, open_run
+from scalelab.records.store import RUNS_DIR, RunStore, find_before, open_run
 from scalelab.report.document import Document
 from scalelab.report.findings import select
 from scalelab.studies.shared.sweep import VERDICT
@@ -77,12 +77,15 @@ def render_junit(document: Document, threshold: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Compare two runs: for every configuration that both measured, is B faster than A?"""
+    """Compare two runs: for every configuration that both measured, is B faster than A?
+
+    `scalelab compare last` compares the last run with the one before it of the same study and workload.
+    """
 
     a: Annotated[str, tyro.conf.Positional]
-    """Baseline run: its name (or the beginning of it), its path, or last."""
-    b: Annotated[str, tyro.conf.Positional]
-    """Run to compare with the baseline."""
+    """Baseline run: its name or a part of it, its path, or last."""
+    b: Annotated[str | None, tyro.conf.Positional] = None
+    """Run to compare with the baseline. None: A itself, with the run before it of the same study and workload."""
     fail_if_slower: Annotated[str | None, tyro.conf.arg(metavar="PERCENT")] = None
     """For CI, such as 5%: exit with 3 if B is slower than A and may be so by this much, with 4 if unresolved."""
     junit: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
@@ -118,12 +121,18 @@ def parse_percent(text: str) -> float:
 def main(args: Sequence[str]) -> int:
     compare = parse_flags(Compare, args, "compare")
     compare.check()
-    before, after = (open_run(name, compare.runs_dir) for name in (compare.a, compare.b))
+    before, after = open_sides(compare)
     if before.path.resolve() == after.path.resolve():
         raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two")
     document = compare_runs(read_side(before), read_side(after))
     write_outputs(document, compare.output, [before.path, after.path])
     return 0 if compare.threshold is None else judge_for_ci(document, compare.threshold, compare.junit)
+
+
+def open_sides(compare: Compare) -> tuple[RunStore, RunStore]:
+    """Baseline and run; of one run alone, the baseline is the one before it."""
+    first = open_run(compare.a, compare.runs_dir)
+    return (find_before(first), first) if compare.b is None else (first, open_run(compare.b, compare.runs_dir))
 
 
 def judge_for_ci(document: Document, threshold: float, junit: Path | None) -> int:

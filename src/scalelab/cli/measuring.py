@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -146,6 +146,8 @@ class ProgressReporter:
         if isinstance(event, TrialEnded) and not event.is_from_disk:
             self._num_measured += 1
         left = self._describe_left(event)
+        if isinstance(event, TrialStarted):
+            warn_of_neighbours(event, self.say)
         if self._bar is not None:
             name = event.trial.name if isinstance(event, TrialStarted) else event.result.trial.name
             done = event.number - 1 if isinstance(event, TrialStarted) else event.number
@@ -184,6 +186,12 @@ class ProgressReporter:
         return f"{format_duration(mean * (event.num_trials - done))} left"
 
 
+def warn_of_neighbours(event: TrialStarted, say: Callable[[str], None]) -> None:
+    """Say at once that another run disturbs this one, and is disturbed: it may still be stopped."""
+    for neighbour in event.neighbours:
+        say(f"warning: on the same cores, scalelab also measures {neighbour}: both get slower; let one wait")
+
+
 POLL_SECONDS = 0.2
 
 
@@ -211,6 +219,7 @@ class LineReporter:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialStarted):
+            warn_of_neighbours(event, self.say)
             start_file(self._directory).unlink(missing_ok=True)
             self._thread.start()
         elif not event.is_from_disk:

@@ -24,8 +24,9 @@ from scalelab.launch.agreement import outcome_file, remove_scratch, samples_file
 from scalelab.launch.outcome import name_ranks
 from scalelab.records.files import read_json, write_json
 from scalelab.records.observations import RankReport
+from scalelab.records.running import find_holder
 from scalelab.records.samples import read_partial_samples
-from scalelab.records.store import RunStore, find_holder
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, to_builtins
 
 POLL_SECONDS = 0.02

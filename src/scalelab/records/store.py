@@ -14,10 +14,7 @@ two runs never share one; `running.json`, created atomically, keeps two processe
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,11 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from scalelab.errors import DamagedRun, RunBusy, StoreError, UnknownName, UsageError
+from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
 from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_trial, upgrade_result, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
@@ -38,8 +34,6 @@ RUNS_DIR = Path("runs")
 """Default directory of the runs."""
 JOBS_FILE = "job.json"
 """The batch jobs of the run, if it has any."""
-RUNNING = "running.json"
-"""Which process executes the run: pid, host and batch job."""
 
 GLANCE_BYTES = 8192
 STATUS = re.compile(rb'"status": "(\w+)"')
@@ -220,8 +214,8 @@ class RunStore:
         marker = self.path / name
         refuse_holder(marker)
         with storage_errors(marker):
-            _remove_stale_marker(marker)
-            _put_marker(marker, job)
+            remove_stale_marker(marker)
+            put_marker(marker, job)
         try:
             yield
         finally:
@@ -294,6 +288,20 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
     raise UnknownName("run", name, list(by_name)[-10:], f"Searched {runs_dir}; use --runs-dir for another directory.")
 
 
+def find_before(store: RunStore) -> RunStore:
+    """The run before this one with the same study and workload; runs in which every trial failed do not count."""
+    wanted = (store.record.study, find_workload_name(store.record))
+    runs = find_runs(store.path.parent)
+    names = [path.name for path in runs]
+    for path in reversed(runs[: names.index(store.name)]):
+        with suppress(StoreError):  # a damaged run has no workload
+            other = RunStore.open(path)
+            if (other.record.study, find_workload_name(other.record)) == wanted and not has_failed(path):
+                return other
+    what = " of ".join(filter(None, wanted))
+    raise UsageError(f"{store.name} is the first run of {what} in {store.path.parent}: name two, scalelab compare A B")
+
+
 def find_workload_name(record: RunRecord) -> str:
     """A built-in workload, or the name of the user's file; nothing where a study trains nothing."""
     job = record.fields.get("job", {})
@@ -308,29 +316,6 @@ def has_failed(path: Path) -> bool:
         return False
     statuses = (glance_at_status(path / "trials" / name / "result.json") for name in trials)
     return all(status not in (None, "completed") for status in statuses)
-
-
-def find_holder(marker: Path) -> dict[str, Any] | None:
-    """The process that executes the run; None if there is none or it has ended."""
-    try:
-        holder = json.loads(marker.read_text())
-        host, pid, started = holder["host"], holder["pid"], holder["started"]
-        if host == socket.gethostname() and not _is_same_process(pid, started):
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(holder)
-
-
-def refuse_holder(marker: Path) -> None:
-    """Raise `RunBusy` with the process and host while a process executes the run."""
-    holder = find_holder(marker)
-    if holder is not None:
-        where = f"{holder['host']} in job {holder['job']}" if holder.get("job") else holder["host"]
-        raise RunBusy(
-            f"process {holder['pid']} on {where} is executing run {marker.parent.name}: "
-            f"wait for it, or stop it and remove {marker}"
-        )
 
 
 def _claim_directory(runs_dir: Path, name: str) -> Path:
@@ -353,44 +338,3 @@ def _creation_time(path: Path) -> str:
         return path.name
     match = re.search(r'"created_at": "([^"]+)"', head)
     return match.group(1) if match else path.name
-
-
-def _put_marker(marker: Path, job: str) -> None:
-    """Create our marker atomically, only if there is none: a hard link is made whole or not at all."""
-    scratch = marker.with_name(f".running.{os.getpid()}")
-    write_json(scratch, _own_identity() | ({"job": job} if job else {}))
-    try:
-        marker.hardlink_to(scratch)
-    except FileExistsError:
-        raise RunBusy(f"another process just claimed run {marker.parent.name}") from None
-    finally:
-        scratch.unlink()
-
-
-def _remove_stale_marker(marker: Path) -> None:
-    """Remove the marker of a dead process; a ticket keeps out other processes that want to."""
-    if not marker.exists():
-        return
-    ticket = marker.with_name("running.takeover")
-    try:
-        ticket.touch(exist_ok=False)
-    except FileExistsError:
-        raise RunBusy(
-            f"another process is claiming run {marker.parent.name}: wait for it, or remove {ticket}"
-        ) from None
-    try:
-        if find_holder(marker) is None:
-            marker.unlink(missing_ok=True)
-    finally:
-        ticket.unlink()
-
-
-def _own_identity() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
-
-
-def _is_same_process(pid: int, started: float) -> bool:
-    try:
-        return abs(psutil.Process(pid).create_time() - started) < 1.0
-    except psutil.Error:
-        return False

@@ -11,6 +11,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.allocation import find_own_job
 from scalelab.records.environment import Environment, read_environment
 from scalelab.records.launchers import LAUNCHERS
+from scalelab.records.running import Neighbour, Occupation, read_neighbours
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
@@ -38,6 +40,7 @@ DAMAGED_TRIAL = CautionKind("damaged-trial", "a file of a trial is corrupt or mi
 UNFINISHED = CautionKind("unfinished", "planned trials have no result yet", "failure", ("num_missing", "num_trials"))
 RECORDING = CautionKind("recording", "the script that records this run is still running", "note")
 OTHER_HOST = CautionKind("other-host", "ranks ran on another host than the one described", "note", ("num_hosts",))
+NEIGHBOUR = CautionKind("neighbour", "another run measured on the same cores at the same time", "noise", ("num_runs",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class TrialStarted:
     trial: Trial
     number: int
     num_trials: int
+    neighbours: tuple[Neighbour, ...] = ()
+    """Runs that others measure on the same cores, where they were not there before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +221,37 @@ def execute_run(store: RunStore, study: Study, launcher: Launcher, listener: Lis
     with store.claim(job=find_own_job(os.environ)):
         guidance = Guidance(plan_more=study.plan_more, refuse=study.refuse)
         try:
-            results = run_trials(store, launcher, listener, guidance)
+            with watch_neighbours(store, study, listener) as watched:
+                results = run_trials(store, launcher, watched, guidance)
         finally:
             launcher.close()
         document = conclude_run(store, study)
         store.save_document(render_json(document))
     check_something_measured(results, store, study)
     return document
+
+
+@contextmanager
+def watch_neighbours(store: RunStore, study: Study, listener: Listener) -> Iterator[Listener]:
+    """A listener that learns with every trial of other runs on the same cores; other machines are not watched."""
+    if not LAUNCHERS[study.job.launcher].is_on_this_machine:
+        yield listener
+        return
+    with Occupation(store.path).hold() as occupation:
+        yield lambda event: listener(
+            replace(event, neighbours=occupation.look_around()) if isinstance(event, TrialStarted) else event
+        )
+
+
+def warn_of_neighbours(store: RunStore) -> Iterator[Caution]:
+    names = list(dict.fromkeys(Path(run).name for run in read_neighbours(store.path)))
+    if names:
+        yield NEIGHBOUR(
+            ", ".join(names),
+            f"another run of scalelab measured on the same cores at the same time: {', '.join(names)}",
+            "measure again when nothing else runs, or give each its own cores with taskset",
+            num_runs=len(names),
+        )
 
 
 def find_failed(store: RunStore, study: Study) -> list[TrialResult]:
@@ -246,6 +275,7 @@ def conclude_run(store: RunStore, study: Study) -> Document:
         *list_damaged(store, study, damaged),
         *list_missing(store, study, num_missing=len(store.record.trials) - len(results) - len(damaged)),
         *look_at_hosts(results, environment),
+        *warn_of_neighbours(store),
     ]
     return replace(
         document,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalelab.errors import ScalelabError
-from scalelab.records.store import RUNNING, RunStore, find_holder, glance_at_status
+from scalelab.records.running import RUNNING, find_holder
+from scalelab.records.store import RunStore, glance_at_status
 from scalelab.records.trial import Status
 from scalelab.report.document import Document
 from scalelab.report.text import clean_text

@@ -35,7 +35,8 @@ from scalelab.launch.batch.system import (
 from scalelab.launch.fake import FakeLauncher
 from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.records.launchers import SCHEDULERS, find_batch
-from scalelab.records.store import RUNNING, RunStore
+from scalelab.records.running import RUNNING
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import start_run
 from scalelab.serve.listing import describe_run

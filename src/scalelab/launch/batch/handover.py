@@ -35,7 +35,8 @@ from scalelab.launch.batch.trial_jobs import JobLauncher, request_run, request_t
 from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.records.launchers import SCHEDULERS, find_batch
 from scalelab.records.observations import BatchNote
-from scalelab.records.store import JOBS_FILE, RUNNING, RunStore, refuse_holder
+from scalelab.records.running import RUNNING, refuse_holder
+from scalelab.records.store import JOBS_FILE, RunStore
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 
 SUBMITTING = "submitting.json"

@@ -1,0 +1,89 @@
+"""Runs on the same cores at the same time: who is seen, and for how long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scalelab.launch.fake import FakeLauncher
+from scalelab.records.running import Neighbour, Occupation, find_registry, read_neighbours
+from scalelab.runs.experiment import TrialEnded, TrialStarted, execute_run, start_run
+from tests.studies.answers import find_caution, make_strong
+
+HOLD = """
+import sys
+from pathlib import Path
+from scalelab.records.running import Occupation
+with Occupation(Path(sys.argv[1])).hold():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = find_registry()
+    assert found == tmp_path / f"scalelab-{os.getuid()}"
+    return found
+
+
+@pytest.fixture
+def neighbour(registry: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that measures tmp_path/runs/other."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "runs" / "other")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_run_is_seen_until_its_process_is_killed(
+    registry: Path, neighbour: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    own = Occupation(tmp_path)
+    (seen,) = own.find_neighbours()
+    assert seen == Neighbour(run=str(tmp_path / "runs" / "other"), pid=neighbour.pid)
+    assert str(seen) == f"other in {tmp_path / 'runs'} (process {neighbour.pid})"
+    neighbour.send_signal(signal.SIGKILL)
+    neighbour.wait()
+    assert len(list(registry.iterdir())) == 1
+    assert own.find_neighbours() == []
+    assert list(registry.iterdir()) == []
+
+
+def test_a_run_on_other_cores_is_no_neighbour(
+    neighbour: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalelab.records.running.find_cores", lambda: {100_000})
+    assert Occupation(tmp_path).find_neighbours() == []
+
+
+def test_a_file_that_says_nothing_is_no_neighbour(registry: Path, tmp_path: Path) -> None:
+    (registry / "1.json").write_text("{")
+    with Occupation(tmp_path).hold() as own:
+        assert own.find_neighbours() == []
+        assert len(list(registry.iterdir())) == 1
+
+
+def test_a_run_says_once_that_another_was_beside_it_and_its_answer_warns(
+    neighbour: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    study = make_strong()
+    store = start_run(study, tmp_path / "runs", ["scalelab"])
+    told: list[Neighbour] = []
+
+    def listen(event: TrialStarted | TrialEnded) -> None:
+        told.extend(event.neighbours if isinstance(event, TrialStarted) else ())
+
+    document = execute_run(store, study, FakeLauncher(lambda _: 0.1), listen)
+    assert [one.pid for one in told] == [neighbour.pid]
+    assert read_neighbours(store.path) == [str(tmp_path / "runs" / "other")]
+    assert find_caution(document, "neighbour").subject == "other"
