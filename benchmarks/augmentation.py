@@ -25,8 +25,7 @@ from scalelab.data.cifar10 import MEAN, STD
 from scalelab.data.images import SIDE
 from scalelab.records.environment import usable_cores
 from scalelab.units import format_quantity, format_seconds
-from scalelab.worker.batches.augment import flip_and_crop, normalise, read_changes
-from scalelab.worker.batches.drawn import draw_words
+from scalelab.worker.batches.drawn import draw_words, flip_and_crop, normalise, read_changes
 
 NUM_CYCLES = 60
 BATCHES_PER_BLOCK = 5

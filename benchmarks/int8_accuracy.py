@@ -56,7 +56,7 @@ from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.tasks import Quantization
 from scalelab.units import format_quantity
-from scalelab.worker.batches.augment import normalise
+from scalelab.worker.batches.drawn import normalise
 from scalelab.worker.models.networks import load_images, normalise_by_half
 from scalelab.workloads.image_options import ImageOptions
 

@@ -19,8 +19,8 @@ import urllib.request
 from pathlib import Path
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
+from scalelab.answers.comparison import describe_runs
 from scalelab.cli.output import make_page
-from scalelab.cli.report import describe_runs
 from scalelab.records.store import RunStore
 from scalelab.serve.server import Library, PageServer
 

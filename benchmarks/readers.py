@@ -39,7 +39,7 @@ from rich.table import Table
 
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.data.formats.columns import map_file
-from scalelab.data.formats.inflate import CODEC
+from scalelab.data.formats.decoded import CODEC
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
 from scalelab.errors import UsageError

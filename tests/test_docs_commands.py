@@ -23,12 +23,11 @@ from scalelab.cli.list_runs import ListRuns, Prune, Remove
 from scalelab.cli.meter import MeterCommand
 from scalelab.cli.plan import PlanFlags
 from scalelab.cli.predict import Predict
-from scalelab.cli.report import Report
+from scalelab.cli.report import Report, Show
 from scalelab.cli.reproduce import Command
 from scalelab.cli.resume import Resume
 from scalelab.cli.run import print_studies
 from scalelab.cli.serve import Serve
-from scalelab.cli.show import Show
 from scalelab.cli.study_flags import parse_kind, parse_study
 from scalelab.cli.trace import DIFF, Trace, TraceDiff
 from scalelab.studies.collectives.study import Collectives

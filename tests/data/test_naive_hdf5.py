@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from scalelab.data.chunks import describe_chunks
+from scalelab.data.formats.stored import NaiveHdf5
 from scalelab.data.formats.writing import write_set
-from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.errors import DataUnreadable
 
 h5py = pytest.importorskip("h5py")

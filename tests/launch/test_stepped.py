@@ -13,8 +13,7 @@ import pytest
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.allocation import Allocation
-from scalelab.launch.ranks.links import parse_link
-from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts
+from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts, parse_link
 from scalelab.launch.rendezvous import Guest, seat_guests
 from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.launch.supervisor import choose_cores, choose_device_number

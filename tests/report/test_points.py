@@ -14,7 +14,7 @@ from scalelab.export.mlflow import check_uri, write_run
 from scalelab.export.points import list_answers, list_points, make_name
 from scalelab.export.tensorboard import write_events
 from scalelab.records.observations import CurvePoint, Fetch, Transfer
-from scalelab.records.steps import StepKind, StepSample
+from scalelab.records.tasks import StepKind, StepSample
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
 from tests.records import make_record, make_result

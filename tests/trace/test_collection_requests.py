@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalelab.trace.collectives import MessageSize
-from scalelab.trace.requests import CollectiveCall, CollectiveRun, assign_calls
+from scalelab.trace.linking import CollectiveCall, CollectiveRun, assign_calls
 
 UNSIZED = MessageSize()
 

@@ -27,6 +27,7 @@ from scalelab.report.document import Cell, Chart, Document, Section, Table, make
 from scalelab.report.findings import DETAIL, REASON, Caution, Finding, FindingKind
 from scalelab.report.tables import bytes_column, make_table, rate_column, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.breakdown import LOADER_WAIT
 from scalelab.studies.shared.cautions import (
     DRIFT,
     FAILED,
@@ -40,9 +41,8 @@ from scalelab.studies.shared.cautions import (
     STOLEN_TIME,
     find_cautions,
 )
-from scalelab.studies.shared.input_split import LOADER_WAIT
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.learning_charts import plot_losses
+from scalelab.studies.shared.losses import plot_losses
 from scalelab.studies.shared.study import Study
 from scalelab.studies.throughput import THROUGHPUT
 from scalelab.units import format_count, format_known, format_quantity, format_share

@@ -39,7 +39,7 @@ from scalelab.report.tables import (
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
-from scalelab.studies.shared.learning_charts import plot_learning
+from scalelab.studies.shared.losses import plot_learning
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import THROUGHPUT

@@ -33,7 +33,7 @@ VERBS = {
     "list": ("scalelab.cli.list_runs", "List the runs, newest last."),
     "rm": ("scalelab.cli.list_runs", "Delete runs."),
     "prune": ("scalelab.cli.list_runs", "List the runs in which every trial failed; --failed deletes them."),
-    "show": ("scalelab.cli.show", "Print the answer of a run again, in any format."),
+    "show": ("scalelab.cli.report", "Print the answer of a run again, in any format."),
     "report": ("scalelab.cli.report", "Write a report to share: HTML, PDF, Markdown with pictures, a bundle."),
     "compare": ("scalelab.cli.compare", "Compare two runs: faster, slower, no difference or unresolved."),
     "export": ("scalelab.cli.export", "Export a run to TensorBoard or MLflow."),
@@ -46,8 +46,8 @@ VERBS = {
     "doctor": ("scalelab.cli.doctor.command", "Check what this machine can measure and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }
-SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune")
-"""Verbs whose module has several, and is told which."""
+SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune", "show", "report")
+"""Verbs of a module with several: its first argument says which."""
 
 EPILOGUE = """\
 First steps:

@@ -1,7 +1,7 @@
-"""`scalelab report RUN…`: a report to share: HTML, PDF, Markdown with pictures, a bundle.
+"""`scalelab show`: print the answer of a run again; `scalelab report RUN…`: HTML, PDF, Markdown or a bundle to share.
 
-The document is recomputed from the raw samples, so that an old run gets the charts and sentences of this version.
-Several runs are compared, each with the first. Nothing here imports torch.
+`show` prints the stored document. `report` recomputes it from the raw samples, so that an old run gets the charts and
+sentences of this version; several runs are compared, each with the first. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ from typing import Annotated
 
 import tyro
 
-from scalelab.answers.comparison import describe_runs
 from scalelab.cli.flags import RunsDir, parse_flags
-from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_target
-from scalelab.errors import UsageError
+from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_outputs, write_target
+from scalelab.errors import DamagedRun, UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
-from scalelab.report.document import Document
+from scalelab.report.document import Document, read_document
 
 MOST_LETTERS = 100
 """Letters of a run's name in a file name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Print the answer of a run again, in any format."""
+
+    run: Annotated[str, tyro.conf.Positional] = "last"
+    """Name, unique prefix or path of a run, or last."""
+    runs_dir: RunsDir = RUNS_DIR
+    refresh: bool = False
+    """Recompute the answer from the raw samples."""
+    output: Output = field(default_factory=Output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,40 @@ class Report:
 
 
 def main(args: Sequence[str]) -> int:
+    """`show` or `report`, as the first word says."""
+    verb, *rest = args
+    return show_answer(rest) if verb == "show" else write_report(rest)
+
+
+def show_answer(args: Sequence[str]) -> int:
+    show = parse_flags(Show, args, "show")
+    show.output.check()
+    store = open_run(show.run, show.runs_dir)
+    write_outputs(read_answer(store, refresh=show.refresh), show.output, [store.path])
+    is_by_path = Path(show.run).exists()
+    if not show.output.takes_stdout and not is_by_path:
+        name = show.run if show.runs_dir == RUNS_DIR else store.path
+        print(f"\n{store.path}  ·  scalelab report {name} --html report.html")  # noqa: T201
+    return 0
+
+
+def read_answer(store: RunStore, *, refresh: bool) -> Document:
+    """The stored document; recomputed if there is none yet, or on `refresh`."""
+    text = None if refresh else store.read_document_text()
+    if text is not None:
+        try:
+            return read_document(text)
+        except DamagedRun as error:
+            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh recomputes it") from error
+    from scalelab.runs.experiment import conclude_run  # these load the analysis
+    from scalelab.studies.catalogue import read_study
+
+    return conclude_run(store, read_study(store))
+
+
+def write_report(args: Sequence[str]) -> int:
+    from scalelab.answers.comparison import describe_runs  # it loads the analysis, which `show` does not need
+
     report = parse_flags(Report, args, "report")
     stores = open_runs(report)
     output = choose_output(report, stores)

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from scalelab.records.observations import Fetch, Transfer
-from scalelab.records.steps import PHASES
+from scalelab.records.tasks import PHASES
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.text import clean_text

@@ -20,12 +20,12 @@ from pathlib import Path
 from scalelab.errors import LaunchFailed
 from scalelab.launch.launcher import Launched
 from scalelab.launch.local import LocalLauncher
-from scalelab.launch.ranks.links import parse_link
 from scalelab.launch.ranks.namespaces import (
     INTERFACE,
     EmulatedHost,
     emulate_hosts,
     find_host_obstacle,
+    parse_link,
     remove_stale,
 )
 from scalelab.launch.starters import StepCommand

@@ -42,8 +42,8 @@ from scalelab.predict.network_model import (
     overlap_buckets,
     overlap_units,
 )
-from scalelab.records.steps import PHASES
 from scalelab.records.strategies import find_strategy
+from scalelab.records.tasks import PHASES
 from scalelab.units import format_seconds
 
 NUM_UNITS = 12

@@ -38,13 +38,13 @@ from scalelab.records.settings import (
     StepShape,
     TrainingRun,
 )
-from scalelab.records.steps import PHASES as PHASES
-from scalelab.records.steps import Block as Block
-from scalelab.records.steps import StepKind as StepKind
-from scalelab.records.steps import StepPlan as StepPlan
-from scalelab.records.steps import StepSample as StepSample
 from scalelab.records.strategies import DEFAULT, STRATEGIES, check_spreading, find_strategy
+from scalelab.records.tasks import PHASES as PHASES
+from scalelab.records.tasks import Block as Block
 from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Script, Task, Train
+from scalelab.records.tasks import StepKind as StepKind
+from scalelab.records.tasks import StepPlan as StepPlan
+from scalelab.records.tasks import StepSample as StepSample
 
 Option = bool | int | float | str
 """The type of a workload's option: it must survive JSON and a command line."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from scalelab.errors import LaunchFailed, RankUnknown, UsageError
 from scalelab.launch.agreement import copied_directory
+from scalelab.launch.batch.handover import JobLauncher
 from scalelab.launch.batch.site import find_scheduler
-from scalelab.launch.batch.trial_jobs import JobLauncher
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.launcher import Launched, Launcher, open_launcher
 from scalelab.launch.local import LocalLauncher

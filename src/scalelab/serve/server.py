@@ -36,8 +36,7 @@ from scalelab.errors import ScalelabError, UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.trial import to_builtins
 from scalelab.report.document import Document
-from scalelab.serve.listing import Index, describe_run, is_run_name
-from scalelab.serve.watching import conclude_safely, list_files, list_trials, watch_run
+from scalelab.serve.listing import Index, conclude_safely, describe_run, is_run_name, list_files, list_trials, watch_run
 
 MOST_KEPT = 32
 WAIT_SECONDS = 1.0

@@ -25,7 +25,13 @@ from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, make_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.losses import LOSSES_EQUAL, compare_last_losses, is_non_finite, read_last_loss, read_losses
+from scalelab.studies.shared.losses import (
+    LOSSES_EQUAL,
+    compare_last_losses,
+    is_non_finite,
+    read_last_loss,
+    read_losses,
+)
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     PEAK_CAPTION,

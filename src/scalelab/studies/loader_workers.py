@@ -31,13 +31,13 @@ from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import MAIN, Caution, CautionKind, Finding
 from scalelab.report.tables import Field, seconds_column, share_column
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.breakdown import estimate_phase_share
-from scalelab.studies.shared.input_split import (
+from scalelab.studies.shared.breakdown import (
     LOADER_WAIT,
     estimate_first_step,
     estimate_mean_part,
     estimate_mean_step,
     estimate_part,
+    estimate_phase_share,
     read_load,
     read_train,
 )

@@ -7,7 +7,7 @@ by correlation number (`linking.py`); if it is not in the trace, the record by e
 from the kernel's name and the size is unknown.
 
 On a host, a collective is the annotation of the thread that ran it (gloo, MPI). Kind and size come from the operator
-that requested it (`requests.py`), which may be something else: gloo runs a reduce-scatter as an all-reduce of the whole
+that requested it (`linking.py`), which may be something else: gloo runs a reduce-scatter as an all-reduce of the whole
 tensor. Nested annotations on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count:
 the kernel does. A kernel of unknown name that one of them launched, with no other that communicates, is a collective.
 
@@ -33,11 +33,15 @@ from scalelab.trace.collectives import (
 )
 from scalelab.trace.events import Arguments, Event, GroupInfo, Header
 from scalelab.trace.kinds import RECORD, REQUEST, Kind, find_collective_kind, find_peer
-from scalelab.trace.linking import HostCall, Links, RequestSpans, StepBasis, Unnamed
-from scalelab.trace.requests import (
+from scalelab.trace.linking import (
     CollectiveCall,
     CollectiveRun,
+    HostCall,
+    Links,
     Requests,
+    RequestSpans,
+    StepBasis,
+    Unnamed,
     assign_calls,
     drop_nested,
     find_around,

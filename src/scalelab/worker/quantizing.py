@@ -26,8 +26,7 @@ from scalelab.records.files import write_json
 from scalelab.records.quantized import Quantized
 from scalelab.records.tasks import Quantization
 from scalelab.records.trial import Trial, to_builtins
-from scalelab.worker.batches.augment import ImageFetch
-from scalelab.worker.batches.drawn import SampleBatches
+from scalelab.worker.batches.drawn import ImageFetch, SampleBatches
 from scalelab.worker.models.networks import load_images, normalise_by_half
 from scalelab.worker.training import Training
 from scalelab.workloads.catalogue import BUILT_IN

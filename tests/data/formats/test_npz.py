@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalelab.data.formats import inflate, npz
+from scalelab.data.formats import decoded, npz
 from scalelab.data.formats.columns import OddColumn
 from scalelab.data.formats.stored import StoredSet
 from scalelab.data.formats.writing import write_set
@@ -127,16 +127,16 @@ def test_inflated_bytes_are_exactly_as_many_as_expected(
     import zlib
 
     if codec == "zlib":
-        monkeypatch.setattr(inflate, "CODEC", zlib)
-    elif inflate.CODEC is zlib:
+        monkeypatch.setattr(decoded, "CODEC", zlib)
+    elif decoded.CODEC is zlib:
         pytest.skip("isal is not installed")
     data = np.random.default_rng(0).bytes(num_bytes)
     packed = memoryview(zlib.compress(data))
-    assert inflate.inflate(packed, num_bytes) == data
+    assert decoded.inflate(packed, num_bytes) == data
     wrong = [(packed, num_bytes + 1), (packed[:-1], num_bytes), (memoryview(zlib.compress(bytes(10**6))), 1000)]
     for part, expected in [*wrong, *([(packed, num_bytes - 1)] if num_bytes else [])]:
         with pytest.raises(ValueError, match="compressed data are damaged"):
-            inflate.inflate(part, expected)
+            decoded.inflate(part, expected)
 
 
 def test_a_bomb_is_not_inflated(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from scalelab.errors import DamagedRun, JobRejected, LaunchFailed
 from scalelab.launch.batch.executors import PollingOff
+from scalelab.launch.batch.handover import JobLauncher, describe_loss
 from scalelab.launch.batch.jobscripts import JobRequest
 from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
@@ -25,7 +26,6 @@ from scalelab.launch.batch.system import (
     read_record,
     save_record,
 )
-from scalelab.launch.batch.trial_jobs import JobLauncher, describe_loss
 from scalelab.records.observations import BatchNote
 from scalelab.records.trial import Status
 from tests.cli.commands import wait_until

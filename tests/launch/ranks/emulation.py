@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.errors import LaunchFailed
-from scalelab.launch.ranks.links import parse_link
-from scalelab.launch.ranks.namespaces import emulate_hosts, find_host_obstacle
+from scalelab.launch.ranks.namespaces import emulate_hosts, find_host_obstacle, parse_link
 
 
 def find_reason() -> str:

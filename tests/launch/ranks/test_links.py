@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.links import parse_link
+from scalelab.launch.ranks.namespaces import parse_link
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest
 
 from scalelab.errors import LaunchFailed
 from scalelab.launch.ranks import namespaces
-from scalelab.launch.ranks.links import parse_link
 from scalelab.launch.ranks.namespaces import (
     EmulatedHost,
     emulate_hosts,
     find_host_obstacle,
     list_namespaces,
     list_pids,
+    parse_link,
     remove_namespaces,
     remove_stale,
 )
@@ -42,7 +42,7 @@ with socket.create_connection((sys.argv[1], 4000)) as connection:
 """
 LEAVE_BEHIND = """
 import subprocess, sys
-from scalelab.launch.ranks.links import parse_link
+from scalelab.launch.ranks.namespaces import parse_link
 from scalelab.launch.ranks.namespaces import emulate_hosts
 with emulate_hosts(2, parse_link("unshaped")) as hosts:
     subprocess.Popen([*hosts[0].prefix(), "sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)

@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
-from scalelab.launch.ranks.links import parse_link
+from scalelab.launch.ranks.namespaces import parse_link
 from scalelab.records.observations import Message, RankReport, TracedStep
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Status, Trial, TrialResult

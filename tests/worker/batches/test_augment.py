@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from scalelab.data.images import ImageSet
-from scalelab.worker.batches.augment import Changes, ImageFetch, flip_and_crop, normalise, read_changes
-from scalelab.worker.batches.drawn import SampleBatches, draw_words
+from scalelab.worker.batches.drawn import (
+    Changes,
+    ImageFetch,
+    SampleBatches,
+    draw_words,
+    flip_and_crop,
+    normalise,
+    read_changes,
+)
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 

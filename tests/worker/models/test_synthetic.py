@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from scalelab.worker.batches.synthetic import NUM_POOLED_BATCHES, draw_batches
+from scalelab.worker.batches.drawn import NUM_POOLED_BATCHES, draw_batches
 from scalelab.workloads.workload import BuildContext
 from tests.worker.models.built import build
 

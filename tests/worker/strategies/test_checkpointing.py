@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalelab.worker.models.gpt2 import Gpt2
-from scalelab.worker.strategies.blocks import find_blocks
-from scalelab.worker.strategies.checkpointing import CheckpointingMode, apply_checkpointing
+from scalelab.worker.strategies.blocks import CheckpointingMode, apply_checkpointing, find_blocks
 from scalelab.workloads.gpt2_options import Gpt2Shape
 
 Tensor = torch.Tensor

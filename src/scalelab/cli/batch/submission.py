@@ -23,7 +23,7 @@ from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
 
 if TYPE_CHECKING:  # launchers load numpy, which takes longer than --help
-    from scalelab.launch.batch.trial_jobs import JobLauncher
+    from scalelab.launch.batch.handover import JobLauncher
     from scalelab.runs.launching import Submitter
 
 ROW_QUEUE_SECONDS = 600.0
@@ -105,7 +105,7 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
 
     Its request comes from flags, else as before, else from a site file, else from the row itself.
     """
-    from scalelab.launch.batch.trial_jobs import JobLauncher
+    from scalelab.launch.batch.handover import JobLauncher
 
     def submit(scheduler: Scheduler, trial: Trial, run: Path) -> JobLauncher:
         earlier = read_record(run)

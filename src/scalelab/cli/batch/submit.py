@@ -24,7 +24,11 @@ from scalelab.cli.output import Output
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import JobRejected, LaunchFailed, StoreError, Terminated, UsageError
 from scalelab.launch.batch.handover import (
+    JobLauncher,
     begin_each,
+    describe_end,
+    describe_log,
+    is_out_of_time,
     list_requests,
     list_trial_directories,
     reject_missing,
@@ -40,7 +44,6 @@ from scalelab.launch.batch.system import (
     follow_job,
     wait_for_results,
 )
-from scalelab.launch.batch.trial_jobs import JobLauncher, describe_end, describe_log, is_out_of_time
 from scalelab.launch.ranks.allocation import name_job
 from scalelab.records.store import RunStore
 from scalelab.report.document import Document

@@ -40,9 +40,8 @@ from scalelab.data.formats.columns import (
     read_flag,
     refuse_options,
 )
-from scalelab.data.formats.decoded import read_cache_bytes
+from scalelab.data.formats.decoded import inflate, read_cache_bytes
 from scalelab.data.formats.hdf5_chunks import BlockColumn, share_budget
-from scalelab.data.formats.inflate import inflate
 from scalelab.data.formats.writing import remembering_errors
 from scalelab.errors import DataUnreadable, UsageError
 

@@ -36,7 +36,7 @@ from scalelab.data.formats.columns import (
     read_count,
     refuse_options,
 )
-from scalelab.data.formats.inflate import MOST_RATIO, inflate_member
+from scalelab.data.formats.decoded import MOST_RATIO, inflate_member
 from scalelab.errors import DataUnreadable
 
 LOCAL_HEADER_BYTES = 30

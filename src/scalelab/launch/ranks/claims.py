@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.lists import expand_tasks
+from scalelab.launch.ranks.allocation import expand_tasks
 
 HEADER = struct.Struct("@in" + 4 * "nni")
 """Version, total size; then size, offset and count of profiles, commands, ranks and nodes."""

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from scalelab.errors import RankUnknown
+from scalelab.launch.ranks.allocation import find_first_host, read_node_file
 from scalelab.launch.ranks.claims import SOURCES, Claim, VariableReader, is_shell, read_environment
-from scalelab.launch.ranks.lists import find_first_host, read_node_file
 
 BY_THEMSELVES = ("torchrun", "environment")
 """Who may be the only rank inside a task of another launch: these are set on purpose for it."""

@@ -14,6 +14,15 @@ Everything lies inside namespaces, so that nothing of it shows among the interfa
 clash with anyone's, and whatever is in a namespace goes with it. Names tell the owner: the process by its number, its
 start and its number space. So two runs at once cannot take each other's, and what a killed one left behind can be told
 from what is in use: `remove_stale` is called before new hosts are made.
+
+What joins ranks is a link, read from the text that a flag or a trial has:
+
+    inside      all ranks on one host, joined by whatever that has: its loopback, or NVLink
+    unshaped    a host for every rank, joined by virtual cables as fast as the kernel carries them
+    1gbit …     the same, with every cable held to this rate in each direction (tc's units: bit, kbit, mbit, gbit, tbit)
+
+The rate is that of the wire, headers included, as a vendor prints it: 1gbit is 0.125 GB/s, and of that a payload gets
+99.3 % where frames have 9014 bytes, 66 of them headers. A delay cannot be given: it would need the kernel's netem.
 """
 
 from __future__ import annotations
@@ -33,8 +42,51 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalelab.errors import LaunchFailed
-from scalelab.launch.ranks.links import Link
+from scalelab.errors import LaunchFailed, UsageError
+from scalelab.units import parse_bit_rate
+
+INSIDE = "inside"
+UNSHAPED = "unshaped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One way to join ranks."""
+
+    name: str
+    """As it was given."""
+    bits_per_second: float | None = None
+    """The rate of each direction; None: as found."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether there is no link because all ranks are on one host."""
+        return self.name == INSIDE
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return None if self.bits_per_second is None else self.bits_per_second / 8
+
+
+def parse_link(text: str) -> Link:
+    """Parse a link; raises `UsageError` if it is not valid."""
+    name = text.strip().lower()
+    name = INSIDE if name == "loopback" else name
+    if name in (INSIDE, UNSHAPED):
+        return Link(name=name)
+    rate, comma, _ = name.partition(",")
+    if comma:
+        raise UsageError(
+            f"{text!r} is more than a rate: delay and loss need the kernel's netem, which is not used;"
+            f" give only the rate, {rate or '1gbit'}"
+        )
+    try:
+        return Link(name=name.removesuffix("/s"), bits_per_second=parse_bit_rate(name))
+    except UsageError:
+        raise UsageError(
+            f"{text!r} is not a valid link: use {INSIDE}, {UNSHAPED}, or a rate such as 1gbit or 100mbit"
+        ) from None
+
 
 PLACE = Path("/run/netns")
 """Where iproute2 keeps the names of namespaces."""

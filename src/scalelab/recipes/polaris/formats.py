@@ -25,7 +25,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.io_formats.study import PUBLISHED, TRAINING, IoFormats
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.input_split import estimate_mean_step
+from scalelab.studies.shared.breakdown import estimate_mean_step
 from scalelab.units import format_share
 
 AS_PUBLISHED = {

@@ -19,7 +19,7 @@ from scalelab.analysis.link import TransferSeries, fit_series, group_transfers
 from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.links import UNSHAPED
+from scalelab.launch.ranks.namespaces import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.launchers import LAUNCHERS, LauncherName
 from scalelab.records.settings import Bind

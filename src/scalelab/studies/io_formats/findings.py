@@ -16,7 +16,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, Cauti
 from scalelab.studies.collectives.report import CROWDED
 from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilization, find_alike
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.breakdown import estimate_phase_share
+from scalelab.studies.shared.breakdown import LOADER_WAIT, estimate_part, estimate_phase_share, read_load
 from scalelab.studies.shared.cautions import (
     FAILED,
     NOISY_BETWEEN,
@@ -29,7 +29,6 @@ from scalelab.studies.shared.cautions import (
     name_noise,
     warn_of_load,
 )
-from scalelab.studies.shared.input_split import LOADER_WAIT, estimate_part, read_load
 from scalelab.studies.shared.losses import read_losses
 from scalelab.units import (
     Quantity,

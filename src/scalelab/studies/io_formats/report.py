@@ -31,8 +31,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.arms import NOT_YET, Arm
-from scalelab.studies.shared.breakdown import estimate_phase_share
-from scalelab.studies.shared.input_split import collect_phases, estimate_part, read_load, read_train
+from scalelab.studies.shared.breakdown import collect_phases, estimate_part, estimate_phase_share, read_load, read_train
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED, make_sweep_table, relative_column, samples_column, step_column
 from scalelab.units import format_count
 

@@ -34,8 +34,8 @@ from scalelab.studies.large_batch.answer import (
 )
 from scalelab.studies.shared.arms import describe_failures, join_words
 from scalelab.studies.shared.cautions import UNTRAINED, name_failure
-from scalelab.studies.shared.learning_charts import ACCURACY as ACCURACY_AXIS
-from scalelab.studies.shared.learning_charts import LOSS as LOSS_AXIS
+from scalelab.studies.shared.losses import ACCURACY as ACCURACY_AXIS
+from scalelab.studies.shared.losses import LOSS as LOSS_AXIS
 from scalelab.units import (
     format_count,
     format_interval,

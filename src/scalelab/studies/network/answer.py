@@ -27,7 +27,7 @@ from scalelab.analysis.stats import (
     estimate_ratio,
 )
 from scalelab.analysis.traffic import KINDS, bus_factor
-from scalelab.launch.ranks.links import Link
+from scalelab.launch.ranks.namespaces import Link
 from scalelab.records.observations import TracedStep
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Exchange

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.links import UNSHAPED, Link, parse_link
+from scalelab.launch.ranks.namespaces import UNSHAPED, Link, parse_link
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.strategies import PLAIN, ProcessStrategy
 from scalelab.records.tasks import Exchange

@@ -1,18 +1,22 @@
-"""Where the time of a step goes: the parts of every rank (`analysis/step_parts.py`), and the phases of every row."""
+"""Where the time of a step goes: the parts of every rank (`analysis/step_parts.py`), and the phases of every row.
+
+A step split in two: waiting for its batch (load), and forward, backward and optimizer (train).
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_location
+from scalelab.analysis.stats import estimate_location, estimate_median
 from scalelab.analysis.step_parts import LARGEST_REST, PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
 from scalelab.records.strategies import find_strategy
-from scalelab.records.trial import PHASES, StepKind, Trial, TrialResult
+from scalelab.records.trial import PHASES, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Table
-from scalelab.report.findings import DETAIL, Caution, CautionKind, FindingKind, Known
+from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, FindingKind, Known
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
 from scalelab.units import format_share
@@ -216,3 +220,53 @@ def read_phase_share(result: TrialResult, phase: str) -> float | None:
                 totals[name] += getattr(sample, f"{name}_seconds") or 0.0
     whole = sum(totals.values())
     return totals[phase] / whole if whole else None
+
+
+LOADER_WAIT = FindingKind(
+    "loader-wait", "How long a step waits for its batch", REASON, ("wait_seconds", "share", "utilization", "rank")
+)
+Read = Callable[[StepSample], float | None]
+
+
+def read_load(sample: StepSample) -> float | None:
+    """How long a step waits for its batch."""
+    return sample.input_seconds
+
+
+def read_train(sample: StepSample) -> float | None:
+    """The rest of the step."""
+    parts = (sample.forward_seconds, sample.backward_seconds, sample.optimizer_seconds)
+    known = [seconds for seconds in parts if seconds is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def collect_phases(result: TrialResult, read: Read) -> list[float]:
+    """Of every timed step of every rank."""
+    found = (read(sample) for sample in result.samples if sample.kind is StepKind.PHASES)
+    return [seconds for seconds in found if seconds is not None]
+
+
+def estimate_part(arm: Arm, read: Read) -> Estimate | None:
+    """The median of a part of the step, over steps and ranks."""
+    rounds = [collect_phases(result, read) for result in arm.completed]
+    return estimate_median(rounds) if any(rounds) else None
+
+
+def estimate_mean_part(arm: Arm, read: Read) -> Estimate | None:
+    """The mean of a part of the step, from the means of the launches."""
+    rounds = [collect_phases(result, read) for result in arm.completed]
+    means = [statistics.fmean(steps) for steps in rounds if steps]
+    return estimate_location(means) if means else None
+
+
+def estimate_mean_step(arm: Arm) -> Estimate | None:
+    """The mean of the clean steps, from the means of the launches."""
+    means = [statistics.fmean(steps) for steps in arm.clean if len(steps)]
+    return estimate_location(means) if means else None
+
+
+def estimate_first_step(arm: Arm) -> Estimate | None:
+    """The very first step of every launch: workers have just started."""
+    firsts = [next(iter(result.step_seconds(StepKind.CLEAN).values()), None) for result in arm.completed]
+    known = [seconds for seconds in firsts if seconds is not None]
+    return estimate_location(known) if known else None

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from scalelab.errors import StoreError
-from scalelab.launch.ranks.links import parse_link
+from scalelab.launch.ranks.namespaces import parse_link
 from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
 from scalelab.records.schema import upgrade_result

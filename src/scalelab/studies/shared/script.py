@@ -12,8 +12,7 @@ import tyro
 
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.steps import StepPlan
-from scalelab.records.tasks import SCRIPT_MARK, Script
+from scalelab.records.tasks import SCRIPT_MARK, Script, StepPlan
 
 PLACEHOLDERS = {
     "batch_per_rank": "samples per step on each rank",

@@ -30,9 +30,8 @@ import torch.distributed as dist
 from scalelab.data.chunks import amplify, describe_chunks
 from scalelab.data.formats.catalogue import find_entry, find_format, load_format
 from scalelab.data.formats.columns import Array, Arrays, SampleField
-from scalelab.data.formats.stored import StoredSet
+from scalelab.data.formats.stored import NaiveHdf5, StoredSet
 from scalelab.data.formats.writing import count_bytes, write_set
-from scalelab.data.naive_hdf5 import NaiveHdf5
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.agreement import scratch_directory

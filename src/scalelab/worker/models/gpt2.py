@@ -34,7 +34,7 @@ from torch.nn import functional
 from scalelab.checks import check_at_least
 from scalelab.data.shards import Shard, open_shard
 from scalelab.errors import UsageError
-from scalelab.worker.batches.synthetic import draw_batches
+from scalelab.worker.batches.drawn import draw_batches
 from scalelab.workloads.gpt2_options import Gpt2Options, Gpt2Shape
 from scalelab.workloads.workload import BuildContext, Workload
 

@@ -37,9 +37,7 @@ from scalelab.data.cifar10 import load_cifar10
 from scalelab.data.fashion_mnist import load_fashion_mnist
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet, load_digits
 from scalelab.data.order import Sequential
-from scalelab.worker.batches.augment import ImageFetch
-from scalelab.worker.batches.drawn import Fetch, SampleBatches
-from scalelab.worker.batches.synthetic import draw_batches
+from scalelab.worker.batches.drawn import Fetch, ImageFetch, SampleBatches, draw_batches
 from scalelab.workloads.image_options import RESNET18_STAGES, ImageOptions, LenetOptions, Resnet18Options
 from scalelab.workloads.options import MlpOptions
 from scalelab.workloads.workload import BuildContext, Workload

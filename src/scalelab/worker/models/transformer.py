@@ -25,8 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from scalelab.data.formats.columns import SampleField
-from scalelab.data.formats.stored import StoredSet
-from scalelab.data.naive_hdf5 import NaiveHdf5
+from scalelab.data.formats.stored import NaiveHdf5, StoredSet
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.errors import UsageError
 from scalelab.worker.batches.drawn import Fetch, SampleBatches

@@ -30,8 +30,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from scalelab.records.launchers import load
 from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
-from scalelab.worker.strategies.blocks import find_blocks
-from scalelab.worker.strategies.checkpointing import apply_checkpointing
+from scalelab.worker.strategies.blocks import apply_checkpointing, find_blocks
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
 
 Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
