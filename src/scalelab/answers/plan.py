@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
-from scalelab.predict.layouts import CATEGORIES, FREE_SHARE, Footprint
+from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Kernels, keep_block
+from scalelab.predict.layouts import PlannedJob
 from scalelab.predict.planning import (
     FOUND_ON,
     LinearRuleGap,
@@ -63,6 +64,7 @@ PART_WORDS = {
     "moves": "norms, GELU, dropout and loss",
     "launches": "kernel launches",
     "tensor": "tensor-parallel all-reduce",
+    "context": "context-parallel keys and values",
     "bubble": "pipeline bubble",
     "stage_sends": "pipeline sends",
     "data": "exposed gradient and shard communication",
@@ -90,7 +92,7 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
     totals = sum_training(plan, num_tokens)
     difference = compare_linear(plan, totals, small, num_tokens)
     job, best = plan.job, plan.best
-    parts, memory = make_parts_table(best), make_memory_table(best.footprint)
+    parts, memory = make_parts_table(best), make_memory_table(job, best)
     sections = [
         Section(paragraphs=(describe_model(plan),), tables=(make_layout_table(plan, num_tokens),)),
         Section(heading="Whole training run", tables=(make_totals_table(totals),)),
@@ -126,10 +128,11 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
 def make_layout_table(plan: TrainingPlan, num_tokens: float) -> Table:
     return make_table(
         plan.ranked,
-        count_column("tensor", "tensor", lambda one: one.layout.tensor),
-        count_column("pipeline", "pipeline", lambda one: one.layout.pipeline),
+        count_column("tensor", "TP", lambda one: one.layout.tensor),
+        count_column("pipeline", "PP", lambda one: one.layout.pipeline),
         count_column("interleave", "rounds", lambda one: one.layout.interleave, is_detail=True),
-        count_column("data", "data", lambda one: one.layout.data),
+        *([count_column("context", "CP", lambda one: one.layout.context)] if plan.best.layout.context > 1 else []),
+        count_column("data", "DP", lambda one: one.layout.data),
         count_column("zero", "ZeRO", lambda one: one.layout.zero),
         count_column("micro_batch", "micro-batch", lambda one: one.layout.micro_batch),
         text_column("checkpointing", "checkpointing", lambda one: one.layout.checkpointing),
@@ -154,10 +157,15 @@ def make_parts_table(planned: PlannedLayout) -> Table:
     return make_share_table(seconds, "step", "seconds", "share of step")
 
 
-def make_memory_table(footprint: Footprint) -> Table:
+def make_memory_table(job: PlannedJob, planned: PlannedLayout) -> Table:
+    footprint = planned.footprint
     parts = {name: footprint.by_category[name] for name in CATEGORIES}
-    note = f"at the peak, {MOMENTS[footprint.moment]}"
-    return make_share_table(parts, "allocated", "bytes", "share of allocated", note)
+    kept, whole = keep_block(job, planned.layout, Kernels())
+    notes = (
+        f"at the peak, {MOMENTS[footprint.moment]}",
+        f"activations of a block per micro-batch: {format_bytes(kept)}, without checkpointing {format_bytes(whole)}",
+    )
+    return make_share_table(parts, "allocated", "bytes", "share of allocated", *notes)
 
 
 def make_share_table(parts: Mapping[str, float], total: str, quantity: str, header: str, *notes: str) -> Table:

@@ -18,7 +18,13 @@ from scalelab.predict.devices import Accelerator, declare_device, find_device
 from scalelab.predict.layouts import Asked, PlannedJob
 from scalelab.predict.network_model import parse_rate
 from scalelab.predict.planning import SmallRun, make_plan, sweep_devices
-from scalelab.predict.transformer_shape import KNOWN_MODELS, USUAL_VOCABULARY, Transformer, choose_shape
+from scalelab.predict.transformer_shape import (
+    KNOWN_MODELS,
+    USUAL_VOCABULARY,
+    Checkpointing,
+    Transformer,
+    choose_shape,
+)
 from scalelab.records.settings import MaybeInt
 from scalelab.report.document import Document
 from scalelab.units import parse_bytes
@@ -27,8 +33,7 @@ Number = Annotated[str | None, tyro.conf.arg(metavar="NUMBER")]
 Bytes = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
 Rate = Annotated[str | None, tyro.conf.arg(metavar="RATE")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
-Checkpointings = Literal["none", "selective", "full"]
-DTypes = Literal["bfloat16", "float16", "tf32", "float32"]
+DTypes = Literal["bfloat16", "float16", "float8", "tf32", "float32"]
 USUAL_BATCH_TOKENS = 2**22
 """Tokens per step, as usual for large models."""
 USUAL_TOKENS_PER_PARAMETER = 20
@@ -42,7 +47,7 @@ class ModelFlags:
     """Model: by name, by size, or by parameter count."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """gpt2-small, gpt2-large, llama3-8b or llama3-70b."""
+    """gpt2-small, gpt2-large, llama3-8b, llama3-70b or llama3-405b."""
     parameters: Number = None
     """Parameter count, such as 1T or 7B; a plausible shape is chosen."""
     layers: MaybeInt = None
@@ -101,10 +106,15 @@ class LayoutFlags:
     """Interleaved rounds of blocks per pipeline stage."""
     micro_batch: MaybeInt = None
     """Samples per micro-batch of a replica."""
+    context: MaybeInt = None
+    """Ranks that share every sequence (context parallelism). None: 1, not searched."""
+    sequence_parallel: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
+    """Split norms, dropout and block inputs over the tensor-parallel ranks. None: wherever there are any."""
     zero: Annotated[Literal[0, 1, 2, 3] | None, tyro.conf.arg(metavar="{0,1,2,3}")] = None
     """ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP)."""
-    checkpointing: Annotated[Checkpointings | None, tyro.conf.arg(metavar="{none,selective,full}")] = None
-    """Activation checkpointing."""
+    checkpointing: Annotated[Checkpointing | None, tyro.conf.arg(metavar="{none,attention,selective,full}")] = None
+    """Activation checkpointing. attention: recompute scores, as Megatron's selective; selective: every second product,
+    as torchtitan's; full: every block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +128,7 @@ class PlanFlags:
     global_batch: MaybeInt = None
     """Samples per step. None: about four million tokens."""
     dtype: DTypes = "bfloat16"
-    """Data type of matrix products; with 16 bits, the optimizer keeps 32-bit copies."""
+    """Data type of matrix products (float8: of linear layers); below 32 bits the optimizer keeps 32-bit copies."""
     sweep_devices: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N…")] = None
     """Also plan for these device counts and find where more stop paying; without numbers, 1/8 to 8 times --devices."""
     measured_rate: float = 32582.4
@@ -127,6 +137,16 @@ class PlanFlags:
     """Linear rule: parameter count of the small model."""
     unfused_attention: bool = False
     """Attention materialises its score matrix, as without FlashAttention."""
+    dropout: float = 0.0
+    """Dropout rate; masks take memory."""
+    eager: bool = False
+    """Norms, activations and shortcuts are not fused: no torch.compile, no fused kernels."""
+    fp32_gradients: bool = False
+    """Keep and reduce gradients in 32 bits."""
+    overlap_gradients: bool = True
+    """Reduce gradients beside backward, as DDP does."""
+    overlap_tensor: bool = False
+    """Overlap tensor-parallel communication with matrix products (async TP)."""
     what: ModelFlags = field(default_factory=ModelFlags)
     where: DeviceFlags = field(default_factory=DeviceFlags)
     layout: LayoutFlags = field(default_factory=LayoutFlags)
@@ -138,9 +158,11 @@ class PlanFlags:
         check_at_least("devices", self.devices, 1)
         if self.global_batch is not None:
             check_at_least("global_batch", self.global_batch, 1)
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout must be ≥ 0 and < 1, got {self.dropout:g}")
         for size in self.sweep_devices or ():
             check_at_least("sweep_devices", size, 1)
-        for name in ("tensor", "pipeline", "interleave", "micro_batch"):
+        for name in ("tensor", "pipeline", "context", "interleave", "micro_batch"):
             value = getattr(self.layout, name)
             if value is not None:
                 check_at_least(name, value, 1)
@@ -161,6 +183,11 @@ def make_document(wanted: PlanFlags) -> Document:
         dtype=wanted.dtype,
         global_batch=wanted.global_batch or choose_batch(model, wanted.devices),
         has_fused_attention=not wanted.unfused_attention,
+        dropout=wanted.dropout,
+        is_eager=wanted.eager,
+        has_float32_gradients=wanted.fp32_gradients,
+        has_overlap=wanted.overlap_gradients,
+        has_tensor_overlap=wanted.overlap_tensor,
     )
     if wanted.tokens is None:
         tokens = float(USUAL_TOKENS_PER_PARAMETER * model.num_parameters)
@@ -170,7 +197,8 @@ def make_document(wanted: PlanFlags) -> Document:
         tokens_per_second=wanted.measured_rate,
         num_parameters=read_number("measured_parameters", wanted.measured_parameters),
     )
-    asked = Asked(**{part.name: getattr(wanted.layout, part.name) for part in fields(Asked)})
+    parts = {part.name: getattr(wanted.layout, part.name) for part in fields(LayoutFlags)}
+    asked = Asked(has_split_sequence=parts.pop("sequence_parallel"), **parts)
     plan = make_plan(job, wanted.devices, asked)
     sweep = None
     if wanted.sweep_devices is not None:

@@ -18,11 +18,14 @@ from scalelab.units import format_bytes
 TERA = 1e12
 GIGA = 1e9
 GIBI = 2**30
-DTYPE_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 2}
+"""Of an activation; with float8 only the inputs of products have 8 bits."""
 
-HOPPER_REACH = 0.72
-"""So that Llama 3.1 8B with FSDP and torch.compile trains as fast as published for H100s (torchtitan, benchmarks of
-December 2024, tables 1 and 3); they hold their clocks less than A100s do."""
+HOPPER_REACH = 0.90
+"""Found on the four rows without a pipeline of Megatron-Core's table for H100s (r0.8, 2024)."""
+CAPPED_REACH = 0.78
+"""Of H100s with less power: so that Llama 3.1 8B with FSDP and torch.compile trains as fast on 8 as published
+(torchtitan, benchmarks of December 2024, table 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +73,17 @@ class Accelerator:
         return f"{self.name} ({format_bytes(self.memory_bytes)}, {self.per_node} per node)"
 
 
-def _peaks(half: float, single: float, *, tf32: float | None = None, has_bfloat16: bool = True) -> dict[str, float]:
+def _peaks(
+    half: float, single: float, *, tf32: float | None = None, float8: float | None = None, has_bfloat16: bool = True
+) -> dict[str, float]:
     """Tera-operations as published, by data type."""
     found = {"float32": single * TERA, "float16": half * TERA}
     if has_bfloat16:
         found["bfloat16"] = half * TERA
     if tf32 is not None:
         found["tf32"] = tf32 * TERA
+    if float8 is not None:
+        found["float8"] = float8 * TERA
     return found
 
 
@@ -92,7 +99,7 @@ def _make(
 
 
 _A100 = _peaks(312, 19.5, tf32=156)
-_H100 = _peaks(989.4, 66.9, tf32=494.7)
+_H100 = _peaks(989.4, 66.9, tf32=494.7, float8=1978.9)
 DEVICES: dict[str, Accelerator] = {
     device.name: device
     for device in (
@@ -102,11 +109,13 @@ DEVICES: dict[str, Accelerator] = {
               source="NVIDIA A100 datasheet; 8 HDR links of 200 Gbit/s, DGX A100 datasheet"),
         _make("h100-sxm", _H100, 80, 3350, 450, 400, watts=700, price=12.3, reach=HOPPER_REACH,
               source="NVIDIA H100 datasheet; 8 NDR links of 400 Gbit/s, DGX H100 datasheet"),
-        _make("h100-pcie", _peaks(756, 51.2, tf32=378), 80, 2000, 64, 50, watts=350, reach=HOPPER_REACH,
+        _make("h100-500w", _H100, 96e9 / GIBI, 2400, 450, 400, watts=500, reach=CAPPED_REACH,
+              source="torchtitan, benchmarks of December 2024: 96 GB of HBM2e, 500 W, 400 Gbit/s a device"),
+        _make("h100-pcie", _peaks(756, 51.2, tf32=378, float8=1513), 80, 2000, 64, 50, watts=350, reach=CAPPED_REACH,
               source="NVIDIA H100 PCIe product brief; PCIe 5 inside, two links of 200 Gbit/s assumed"),
         _make("h200", _H100, 141e9 / GIBI, 4800, 450, 400, watts=700, reach=HOPPER_REACH,
               source="NVIDIA H200 datasheet; 8 NDR links of 400 Gbit/s, DGX H200 datasheet"),
-        _make("b200", _peaks(2250, 75, tf32=1125), 180e9 / GIBI, 7700, 900, 400, watts=1000,
+        _make("b200", _peaks(2250, 75, tf32=1125, float8=4500), 180e9 / GIBI, 7700, 900, 400, watts=1000,
               source="NVIDIA DGX B200 datasheet, dense"),
         _make("v100", _peaks(125, 15.7, has_bfloat16=False), 32, 900, 150, 50, watts=300, price=3.1,
               source="NVIDIA V100 datasheet; 4 EDR links of 100 Gbit/s, DGX-1 datasheet"),
@@ -114,9 +123,9 @@ DEVICES: dict[str, Accelerator] = {
               source="NVIDIA P100 datasheet; one link of 100 Gbit/s assumed"),
         _make("mi250x", _peaks(383, 47.9), 128, 3277, 250, 100, per_node=4, watts=560,
               source="AMD MI250X datasheet, both dies; 4 links of 200 Gbit/s, Frontier user guide"),
-        _make("mi300x", _peaks(1307, 163.4, tf32=653.7), 192, 5300, 448, 400, watts=750,
+        _make("mi300x", _peaks(1307, 163.4, tf32=653.7, float8=2614.9), 192, 5300, 448, 400, watts=750,
               source="AMD MI300X datasheet, dense; 8 links of 400 Gbit/s assumed"),
-        _make("l40s", _peaks(362, 91.6, tf32=183), 48, 864, 32, 50, watts=350,
+        _make("l40s", _peaks(362, 91.6, tf32=183, float8=733), 48, 864, 32, 50, watts=350,
               source="NVIDIA L40S datasheet; PCIe 4 inside, two links of 200 Gbit/s assumed"),
         _make("a10", _peaks(125, 31.2, tf32=62.5), 24, 600, 32, 12.5, per_node=4, watts=150, price=1.2,
               source="NVIDIA A10 datasheet; PCIe 4 inside, one link of 100 Gbit/s assumed"),

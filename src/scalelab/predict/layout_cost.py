@@ -7,17 +7,21 @@
     between products  norms, GELU, dropout, shortcuts and, if attention is not fused, softmax move bytes
     backward          twice the products, `BACKWARD_MOVES` times the bytes; recomputed parts again
     tensor parallel   an all-reduce of a block's activations after attention and after the feed-forward layer, in
-                      forward, in backward and when recomputed (Shoeybi et al. 2019)
+                      forward, in backward and when recomputed (Shoeybi et al. 2019); `TENSOR_EXPOSED` of it where it
+                      runs beside products
+    context parallel  keys and values go once around the ranks of a sequence beside attention, twice in backward
     pipeline          (m + (p − 1)/v) times the slowest stage for m micro-batches and v rounds (Narayanan et al. 2021,
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
-    data parallel     gradients in the data type of the products, overlapped with the last backward without a pipeline;
-                      ZeRO-3 gathers and scatters every block beside its compute (`network_model.py`)
+    data parallel     gradients beside the last backward, with ZeRO parameters beside the first forward; ZeRO-3 without
+                      a pipeline gathers and scatters every block beside its compute (`network_model.py`)
     optimizer         moves `OPTIMIZER_BYTES` per parameter that the rank updates
 
 The shares in `Efficiency` were fitted to A100s alone: products, memory, links between nodes and launches to the 41
 layouts of two models by VIA-Research/vTrain, links inside a node to its table of NCCL's all-reduce, fused attention to
-llm-foundry's rows for 40 GB devices. Nothing was fitted to the table of Narayanan et al. 2021 and to llm-foundry's rows
-for 80 GB: benchmarks/plan.py scores these, and repeats the fits.
+llm-foundry's rows for 40 GB devices. On another device, matrices must be larger by the ratio of the peaks to fill it,
+and `Accelerator.reach` says how much of its peak it holds. What torchtitan's table of December 2024 has for one model
+on 8 devices gave the numbers for 8-bit products and for operators that are not fused. benchmarks/plan.py lists which
+rows each number was found on, scores all others, and repeats the fits.
 """
 
 from __future__ import annotations
@@ -37,26 +41,35 @@ gradient is zeroed)."""
 
 FUSED_SHARE = 0.30
 """Of the peak, by fused causal attention forward and backward. Kernels since 2023 reach more (Dao 2023)."""
+A100_PEAK = 312e12
+"""Of 16-bit products. A device that computes so many times faster needs matrices so many times larger: starting and
+ending a tile takes as long as before."""
+EAGER_MOVES = 2.67
+"""How many times the bytes are moved between products if norms, gates and shortcuts are not fused."""
+FLOAT8_SHARE = 0.76
+"""Of what 16-bit products get of their peak, 8-bit ones get of theirs: inputs are scaled and cast first."""
+TENSOR_EXPOSED = 0.5
+"""Share of tensor-parallel communication that overlapping leaves exposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
     """Which share of a device's published numbers is got."""
 
-    gemm: float = 0.753
+    gemm: float = 0.759
     """Of the peak, for large products."""
-    tile: float = 122.0
+    tile: float = 162.0
     """Rows or columns with which a product gets half of that."""
-    depth: float = 54.0
-    memory: float = 0.83
+    depth: float = 61.4
+    memory: float = 0.915
     link: float = 0.71
     """Of the rate inside a node, by an all-reduce."""
     link_latency: float = 1.2e-5
     """Seconds of one hop inside a node."""
-    node: float = 0.44
+    node: float = 0.869
     """Of the rate between nodes."""
     node_latency: float = 2e-5
-    launch_seconds: float = 1.6e-3
+    launch_seconds: float = 5e-4
     """The least that the forward of a block takes, and half of the least of its backward: kernels are launched."""
 
     def scale(self, **factors: float) -> Efficiency:
@@ -74,6 +87,8 @@ class StepCost:
     """What blocks take longer because their kernels have to be launched."""
     tensor: float
     """All-reduces of tensor parallelism."""
+    context: float
+    """Keys and values of context parallelism that attention does not hide."""
     bubble: float
     stage_sends: float
     data: float
@@ -83,8 +98,8 @@ class StepCost:
     @property
     def seconds(self) -> float:
         return (
-            self.products + self.moves + self.launches + self.tensor + self.bubble + self.stage_sends + self.data
-            + self.optimizer
+            self.products + self.moves + self.launches + self.tensor + self.context + self.bubble + self.stage_sends
+            + self.data + self.optimizer
         )  # fmt: skip
 
 
@@ -95,6 +110,7 @@ class _Passage:
     products: float
     moves: float
     tensor: float
+    context: float
     launches: float
     forward: float
     """Of the seconds, those before backward."""
@@ -103,7 +119,7 @@ class _Passage:
 
     @property
     def seconds(self) -> float:
-        return self.products + self.moves + self.tensor + self.launches
+        return self.products + self.moves + self.tensor + self.context + self.launches
 
 
 def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCost:
@@ -113,12 +129,13 @@ def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCo
     count, stages = layout.count_micro_batches(job), layout.pipeline
     sends = device.send_stage(layout) if stages > 1 else 0.0
     share = local_parameters(job, layout)
-    updated = share / layout.data if layout.zero else share
+    updated = share / layout.num_shards if layout.zero else share
     return StepCost(
         products=count * passage.products,
         moves=count * passage.moves,
         launches=count * passage.launches,
         tensor=count * passage.tensor,
+        context=count * passage.context,
         bubble=(stages - 1) / layout.interleave * (passage.blocks + sends),
         stage_sends=count * sends,
         data=device.exchange(layout, passage, share, count),
@@ -129,7 +146,7 @@ def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCo
 def local_parameters(job: PlannedJob, layout: Layout) -> float:
     """Parameters of the fullest stage on one of its tensor-parallel ranks."""
     model = job.model
-    blocks = model.num_layers / layout.pipeline * model.block_parameters
+    blocks = layout.count_blocks(model) * model.block_parameters
     if layout.pipeline == 1:
         rest = model.embedding_parameters + model.head_parameters
     else:  # the first stage has the embeddings, the last the output, which is a copy of them where it is tied
@@ -139,29 +156,35 @@ def local_parameters(job: PlannedJob, layout: Layout) -> float:
 
 def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
     """The slowest stage: its blocks, and the logits."""
-    model, split = job.model, layout.tensor
-    products = model.list_products(layout.micro_batch, split)
-    linear, (attended, attended_back) = math.fsum(map(device.multiply, products[:4])), device.attend(products[4:])
+    model, split, context = job.model, layout.tensor, layout.context
+    products = model.list_products(layout.micro_batch, split, context)
+    linear = math.fsum(device.multiply(product, is_linear=True) for product in products[:4])
+    attended, attended_back = device.attend(products[4:])
     product, product_back = linear + attended, 2 * linear + attended_back
     moved = device.move_block(layout)
     reduced = 2 * device.reduce(split, device.activation_bytes(layout))
-    forward = product + moved + reduced
+    reduced *= TENSOR_EXPOSED if job.has_tensor_overlap else 1.0
+    passed = device.pass_keys(layout)
+    hidden, hidden_back = max(0.0, passed - attended), max(0.0, 2 * passed - attended_back)
+    forward = product + moved + reduced + hidden
     launched = max(0.0, device.launch_seconds - forward)
     launched_back = max(0.0, 2 * device.launch_seconds - product_back - BACKWARD_MOVES * moved - reduced)
-    again = layout.checkpointing != "none"
-    repeated = {"none": 0.0, "selective": 0.5 * linear, "full": product}[layout.checkpointing]
-    num_blocks = model.num_layers / layout.pipeline
-    head = 3 * device.multiply(model.output_product(layout.micro_batch, split))
-    scores = 6 * layout.micro_batch * model.sequence * model.vocabulary / split * 4 / device.memory_rate
+    again = layout.checkpointing in ("selective", "full")
+    scores = 0.0 if job.has_fused_attention else attended
+    repeated = {"none": 0.0, "attention": scores, "selective": 0.5 * linear, "full": product}[layout.checkpointing]
+    num_blocks = layout.count_blocks(model)
+    head = 3 * device.multiply(model.output_product(layout.micro_batch, split, context))
+    logits = 6 * layout.micro_batch * model.sequence / context * model.vocabulary / split * 4 / device.memory_rate
     passage = _Passage(
         products=num_blocks * (product + product_back + repeated),
         moves=num_blocks * moved * (1 + BACKWARD_MOVES + again),
         tensor=num_blocks * reduced * (2 + again),
+        context=num_blocks * (hidden * (1 + again) + hidden_back),
         launches=num_blocks * (launched * (1 + again) + launched_back),
         forward=num_blocks * (forward + launched),
         blocks=0.0,
     )
-    return replace(passage, products=passage.products + head, moves=passage.moves + scores, blocks=passage.seconds)
+    return replace(passage, products=passage.products + head, moves=passage.moves + logits, blocks=passage.seconds)
 
 
 class _Machine:
@@ -171,7 +194,10 @@ class _Machine:
         device = job.device
         self.job = job
         self.share = efficiency
-        self.peak = device.peak(job.dtype) * device.reach
+        is_float8 = job.dtype == "float8"
+        self.peak = device.peak("bfloat16" if is_float8 else job.dtype) * device.reach
+        self.linear_peak = device.peak(job.dtype) * device.reach * (FLOAT8_SHARE if is_float8 else 1.0)
+        self.pace = device.peak("float16") / A100_PEAK if "float16" in device.peaks else 1.0
         self.memory_rate = device.memory_rate * efficiency.memory
         self.per_node = device.per_node
         self.inside = LinkSpeed(
@@ -182,12 +208,14 @@ class _Machine:
         )
         self.launch_seconds = efficiency.launch_seconds
 
-    def multiply(self, product: Product) -> float:
-        share = self.share
+    def multiply(self, product: Product, *, is_linear: bool = False) -> float:
+        """A product; those of linear layers inside blocks in the job's data type, if it has 8 bits."""
+        share, peak = self.share, self.linear_peak if is_linear else self.peak
         rows, columns, depth = product.rows, product.columns, product.depth
-        got = share.gemm * rows / (rows + share.tile) * columns / (columns + share.tile) * depth / (depth + share.depth)
+        tile, deep = share.tile * self.pace, share.depth * self.pace
+        got = share.gemm * rows / (rows + tile) * columns / (columns + tile) * depth / (depth + deep)
         moved = (rows * depth + depth * columns + rows * columns) * product.repeats * self.job.item_bytes
-        return max(product.operations / (self.peak * got), moved / self.memory_rate)
+        return max(product.operations / (peak * got), moved / self.memory_rate)
 
     def attend(self, products: list[Product]) -> tuple[float, float]:
         """Attention forward and backward: two products each way, or one kernel that leaves out what is masked and
@@ -202,7 +230,8 @@ class _Machine:
 
     def activation_bytes(self, layout: Layout) -> float:
         """A micro-batch between two blocks."""
-        return layout.micro_batch * self.job.model.sequence * self.job.model.width * self.job.item_bytes
+        tokens = layout.micro_batch * self.job.model.sequence / layout.context
+        return tokens * self.job.model.width * self.job.item_bytes
 
     def move_block(self, layout: Layout) -> float:
         """Forward between products: two norms and two shortcuts with dropout (11 times an activation), the copies of
@@ -210,12 +239,24 @@ class _Machine:
         """
         model, split, item = self.job.model, layout.tensor, self.job.item_bytes
         whole = self.activation_bytes(layout)
-        inner = layout.micro_batch * model.sequence * model.inner * (model.num_ups + 1) * item / split
-        moved = 11 * whole / (split if layout.has_split_sequence else 1) + 8 * whole / split + inner
+        tokens = layout.micro_batch * model.sequence / layout.context
+        inner = tokens * model.inner * (model.num_ups + 1) * item / split
+        moved = 11 * whole / layout.sequence_parts + 8 * whole / split + inner
+        moved *= EAGER_MOVES if self.job.is_eager else 1.0
         if not self.job.has_fused_attention:
-            scores = layout.micro_batch * model.num_heads / split * model.sequence**2
-            moved += scores * (4 * item + 1)
+            moved += tokens * model.num_heads / split * model.sequence * (4 * item + 1)
         return moved / self.memory_rate
+
+    def pass_keys(self, layout: Layout) -> float:
+        """Keys and values of a block once around the ranks that share a sequence."""
+        if layout.context < 2:
+            return 0.0
+        model = self.job.model
+        part = 2 * layout.micro_batch * model.sequence / layout.context * model.kv_width / layout.tensor
+        is_inside = layout.tensor * layout.context <= self.per_node
+        link = self.inside if is_inside else self.between.scale(bandwidth=1 / self.per_node)
+        hop = part * self.job.item_bytes / link.bytes_per_second + link.latency_seconds
+        return (layout.context - 1) * hop
 
     def reduce(self, ranks: int, payload_bytes: float) -> float:
         """An all-reduce of ranks that fill nodes."""
@@ -226,36 +267,44 @@ class _Machine:
     def send_stage(self, layout: Layout) -> float:
         """A micro-batch to the next stage and its gradient back, each rank of a tensor-parallel group its part."""
         part = self.activation_bytes(layout) / layout.tensor
-        is_inside = layout.tensor * layout.data < self.per_node
+        is_inside = layout.tensor * layout.num_shards < self.per_node
         link = self.inside if is_inside else self.between.scale(bandwidth=1 / self.per_node)
         once = part / link.bytes_per_second + link.latency_seconds
         return 2 * layout.interleave * once
 
     def spread(self, layout: Layout, payload_bytes: float) -> float:
         """An all-reduce over replicas: inside nodes, then between them, all groups of a node through its link."""
-        inner = max(1, min(layout.data, self.per_node // min(layout.tensor, self.per_node)))
-        outer = math.ceil(layout.data / inner)
+        inner = max(1, min(layout.num_shards, self.per_node // min(layout.tensor, self.per_node)))
+        outer = math.ceil(layout.num_shards / inner)
         groups = max(1, min(self.per_node, layout.num_devices) // inner)
         shared = self.between.scale(bandwidth=1 / groups)
         return reduce_all(self.inside, inner, payload_bytes) + reduce_all(shared, outer, payload_bytes)
 
     def exchange(self, layout: Layout, passage: _Passage, parameters: float, count: int) -> float:
         """What communication between replicas adds to a step."""
-        if layout.data < 2:
+        if layout.num_shards < 2:
             return 0.0
-        payload = parameters * self.job.item_bytes
         backward = passage.seconds - passage.forward
-        if layout.zero < 3:
-            seconds = self.spread(layout, payload)
-            return (
-                seconds
-                if layout.pipeline > 1 or not self.job.has_overlap
-                else max(seconds - backward, seconds / self.job.model.num_layers)
-            )
+        if layout.zero == 3 and layout.pipeline == 1:
+            return count * self._stream_blocks(layout, passage, parameters)
+        reduced = self.spread(layout, parameters * self.job.gradient_bytes)
+        if layout.zero == 0:
+            parts = [(reduced, backward)]
+        else:  # gradients are scattered beside the last backward, parameters gathered beside the first forward
+            gathered = 0.5 * self.spread(layout, parameters * self.job.item_bytes)
+            parts = [(0.5 * reduced, backward), (gathered, passage.forward)]
+        if not self.job.has_overlap:
+            return math.fsum(seconds for seconds, _ in parts)
+        least = 1 / layout.count_blocks(self.job.model)
+        return math.fsum(max(seconds - room, seconds * least) for seconds, room in parts)
+
+    def _stream_blocks(self, layout: Layout, passage: _Passage, parameters: float) -> float:
+        """ZeRO-3: what gathering and scattering every block leave exposed of one micro-batch."""
         blocks = self.job.model.num_layers
         # Gathering and scattering know no tree: they go once around all nodes.
-        around = math.ceil(layout.data * layout.tensor / self.per_node) * self.between.latency_seconds
-        half = 0.5 * self.spread(layout, payload / blocks) + around
-        unit = FsdpUnit(passage.forward / blocks, backward / blocks, 1.0)
-        parts = overlap_units([unit] * blocks, lambda _: half, lambda _: half)
-        return count * math.fsum(part.exposed_seconds for part in parts)
+        around = math.ceil(layout.num_devices / self.per_node) * self.between.latency_seconds
+        gather = 0.5 * self.spread(layout, parameters * self.job.item_bytes / blocks) + around
+        scatter = 0.5 * self.spread(layout, parameters * self.job.gradient_bytes / blocks) + around
+        unit = FsdpUnit(passage.forward / blocks, (passage.seconds - passage.forward) / blocks, 1.0)
+        parts = overlap_units([unit] * blocks, lambda _: gather, lambda _: scatter)
+        return math.fsum(part.exposed_seconds for part in parts)

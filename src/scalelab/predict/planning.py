@@ -29,17 +29,9 @@ from scalelab.analysis.growth import Extrapolation, extrapolate_training
 from scalelab.analysis.stats import enclose
 from scalelab.checks import check_positive
 from scalelab.errors import UsageError
+from scalelab.predict.footprint import Footprint, Kernels, find_footprint, is_possible
 from scalelab.predict.layout_cost import Efficiency, StepCost, time_step
-from scalelab.predict.layouts import (
-    Asked,
-    Footprint,
-    Kernels,
-    Layout,
-    PlannedJob,
-    find_footprint,
-    find_obstacle,
-    list_layouts,
-)
+from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_layouts
 from scalelab.units import format_bytes
 
 NUM_DRAWS = 200
@@ -110,15 +102,22 @@ def make_plan(
     fitting: list[tuple[float, Layout, StepCost, Footprint]] = []
     least: tuple[float, Layout] | None = None
     num_too_large = 0
+    tight: list[tuple[Layout, Footprint]] = []
     for layout in list_layouts(job, num_devices, asked):
         footprint = find_footprint(job, layout, Kernels())
         if least is None or footprint.device_bytes < least[0]:
             least = (footprint.device_bytes, layout)
         if footprint.device_bytes > job.device.memory_bytes:
             num_too_large += 1
+            if is_possible(job, layout):
+                tight.append((layout, footprint))
             continue
         cost = time_step(job, layout, efficiency)
         fitting.append((cost.seconds, layout, cost, footprint))
+    if not fitting:  # what an allocator would like to have is no reason to call a layout impossible
+        costs = [(time_step(job, layout, efficiency), layout, footprint) for layout, footprint in tight]
+        fitting = [(cost.seconds, layout, cost, footprint) for cost, layout, footprint in costs]
+        num_too_large -= len(tight)
     if not fitting:
         raise UsageError(explain_none(job, num_devices, asked or Asked(), least))
     fitting.sort(key=lambda found: (found[0], found[3].device_bytes))

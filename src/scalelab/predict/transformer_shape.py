@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 
-Checkpointing = Literal["none", "selective", "full"]
-"""What is computed again in backward: nothing; every second product and what lies between; every block."""
+Checkpointing = Literal["none", "attention", "selective", "full"]
+"""What is computed again in backward: nothing; attention between its linear layers (Korthikanti et al. 2022); every
+second product and what lies between, as torchtitan does; every block."""
 
 HEAD_WIDTH = 128
 """Of a head in a shape that is chosen; GPT-3 and its successors have it."""
@@ -119,29 +120,29 @@ class Transformer:
     def num_parameters(self) -> int:
         return self.embedding_parameters + self.num_layers * self.block_parameters + self.head_parameters
 
-    def list_products(self, samples: float, split: int = 1) -> list[Product]:
-        """The products of one block's forward on one of `split` ranks that share it: linear layers, then attention."""
-        tokens, width, head = samples * self.sequence, self.width, self.width // self.num_heads
-        heads = samples * self.num_heads / split
+    def list_products(self, samples: float, split: int = 1, context: int = 1) -> list[Product]:
+        """The products of one block's forward on one of `split` × `context` ranks: linear layers, then attention."""
+        own, width, head = self.sequence / context, self.width, self.width // self.num_heads
+        tokens, heads = samples * own, samples * self.num_heads / split
         return [
             Product(tokens, (width + 2 * self.kv_width) / split, width),
             Product(tokens, width, width / split),
             Product(tokens, self.num_ups * self.inner / split, width),
             Product(tokens, width, self.inner / split),
-            Product(self.sequence, self.sequence, head, heads),
-            Product(self.sequence, head, self.sequence, heads),
+            Product(own, self.sequence, head, heads),
+            Product(own, head, self.sequence, heads),
         ]
 
-    def output_product(self, samples: float, split: int = 1) -> Product:
+    def output_product(self, samples: float, split: int = 1, context: int = 1) -> Product:
         """The logits."""
-        return Product(samples * self.sequence, self.vocabulary / split, self.width)
+        return Product(samples * self.sequence / context, self.vocabulary / split, self.width)
 
     def count_operations(self, samples: float, checkpointing: Checkpointing = "none") -> float:
         """Of one step, with what is recomputed."""
-        products = self.list_products(samples)
-        block = math.fsum(product.operations for product in products)
-        again = {"none": 0.0, "selective": 0.5 * math.fsum(p.operations for p in products[:4]), "full": block}
-        forward = self.num_layers * block + self.output_product(samples).operations
+        products = [product.operations for product in self.list_products(samples)]
+        linear, attention = math.fsum(products[:4]), math.fsum(products[4:])
+        again = {"none": 0.0, "attention": attention, "selective": 0.5 * linear, "full": linear + attention}
+        forward = self.num_layers * (linear + attention) + self.output_product(samples).operations
         return 3 * forward + self.num_layers * again[checkpointing]
 
     @property
@@ -162,8 +163,13 @@ LLAMA3_70B = Transformer(
     num_layers=80, width=8192, num_heads=64, num_kv_heads=8, feedforward=28672, vocabulary=128256, sequence=8192,
     num_positions=0, is_gated=True, has_biases=False, is_tied=False,
 )  # fmt: skip
+LLAMA3_405B = Transformer(
+    num_layers=126, width=16384, num_heads=128, num_kv_heads=8, feedforward=53248, vocabulary=128256, sequence=8192,
+    num_positions=0, is_gated=True, has_biases=False, is_tied=False,
+)  # fmt: skip
 KNOWN_MODELS = {
     "gpt2-small": GPT2_SMALL, "gpt2-large": GPT2_LARGE, "llama3-8b": LLAMA3_8B, "llama3-70b": LLAMA3_70B,
+    "llama3-405b": LLAMA3_405B,
 }  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from scalelab.predict.devices import find_device
-from scalelab.predict.layouts import CATEGORIES, Kernels, Layout, PlannedJob, find_footprint
-from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, Transformer
+from scalelab.predict.footprint import CATEGORIES, Kernels, find_footprint, is_possible, keep_block
+from scalelab.predict.layouts import Layout, PlannedJob
+from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, Transformer
 
 GIBI = 2**30
 SMALL = PlannedJob(model=GPT2_SMALL, device=find_device("h100-sxm"), dtype="float32", global_batch=8)
@@ -126,3 +127,47 @@ def test_a_published_sweep_of_batches_is_met(batch, published):
     job = replace(SMALL, dropout=0.1, global_batch=batch)
     kernels = Kernels(has_fused_gelu=False, keeps_gradients=True)
     assert total(job, Layout(micro_batch=batch), kernels) / 2**20 == pytest.approx(published, rel=0.05)
+
+
+LLAMA = PlannedJob(model=LLAMA3_8B, device=find_device("h100-sxm"), global_batch=64)
+KORTHIKANTI = [("none", False, 1.0), ("none", True, 0.6204), ("attention", False, 0.5653), ("attention", True, 0.1849)]
+"""Activations of a block of GPT-3 over eight tensor-parallel ranks, as shares of those without recomputing or sequence
+parallelism (Korthikanti et al. 2022, figure 7): (34/8 + 10)/23, 13/23 and 34/8/23 of s·b·h."""
+
+
+@pytest.mark.parametrize(("kind", "is_split", "share"), KORTHIKANTI)
+def test_activations_shrink_as_korthikanti_says(kind, is_split, share):
+    model = Transformer(num_layers=96, width=12288, num_heads=96, vocabulary=51200, sequence=2048)
+    job = PlannedJob(
+        model=model, device=find_device("a100-80gb"), dtype="float16", global_batch=64, has_fused_attention=False,
+        dropout=0.1,
+    )  # fmt: skip
+    layout = Layout(tensor=8, checkpointing=kind, has_split_sequence=is_split)
+    none = keep_block(job, Layout(tensor=8), Kernels())[0]
+    assert keep_block(job, layout, Kernels())[0] / none == pytest.approx(share, rel=0.01)
+
+
+def test_full_recomputing_keeps_the_input_of_a_block_split_with_its_sequence():
+    whole, split = (
+        keep_block(LLAMA, Layout(tensor=8, checkpointing="full", has_split_sequence=is_split), Kernels())[0]
+        for is_split in (False, True)
+    )
+    assert split == whole / 8
+
+
+def test_context_parallelism_divides_activations_and_shares_states():
+    one, two = (find_footprint(LLAMA, Layout(data=4 // parts, context=parts, zero=3)) for parts in (1, 2))
+    assert two.by_category["parameters"] == one.by_category["parameters"]
+    assert two.by_category["activations"] == pytest.approx(one.by_category["activations"] / 2)
+
+
+def test_a_pipeline_under_fsdp_holds_its_stage_gathered_with_its_gradients():
+    found = find_footprint(LLAMA, Layout(pipeline=2, data=4, zero=3, checkpointing="full"))
+    assert found.by_category["buckets"] > (2 + 4) * 16 * LLAMA3_8B.block_parameters
+
+
+def test_a_fused_loss_leaves_one_copy_of_the_logits():
+    found = find_footprint(LLAMA, Layout(micro_batch=8), Kernels(keeps_logits=False, has_fused_loss=True))
+    assert found.by_category["logits"] <= 8 * 8192 * 128256 * 2
+    assert is_possible(LLAMA, Layout(data=8, zero=3, checkpointing="full"))
+    assert not is_possible(LLAMA, Layout())
