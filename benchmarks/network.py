@@ -12,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.records.environment import read_load_average
@@ -50,7 +48,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         store, document = run_study(STUDY, runs_dir=Path(directory), launcher=HostsLauncher())
         answer = read_answer(STUDY.read_links(), store.results()[0], STUDY.sampling.warmup)
-    render_terminal(document, Console(width=120))
+    print(render_terminal(document, 120))
     held = [row.nominal_share for row in answer.rows if row.link.bits_per_second]
     worst = max(abs(share.value - 1) if share else 1.0 for share in held)
     shares = list_shares(answer)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
+from rich.text import Text
 
 from scalelab.report.document import read_document
 from scalelab.report.renderers.terminal import render_terminal
@@ -36,7 +37,7 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height
 def main(run: str, target: str) -> None:
     document = read_document((Path(run) / "document.json").read_text(encoding="utf-8"))
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, color_system="truecolor")
-    render_terminal(document, console)
+    console.print(Text.from_ansi(render_terminal(document, WIDTH, is_styled=True)))
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     svg = console.export_svg(theme=THEME, code_format=FORMAT, unique_id="scalelab")
     Path(target).write_text(svg, encoding="utf-8")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
-from rich.console import Console
 
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution, Finding
 from scalelab.report.layout import MOST_LINES, format_columns
-from scalelab.report.renderers.terminal import render_terminal
+from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles
 from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
@@ -53,14 +51,8 @@ TROUBLED_ROWS = """\
 """
 
 
-def render(
-    document: Document, width: int = 120, *, is_terminal: bool = False, no_color: bool = False, is_full: bool = True
-) -> str:
-    file = io.StringIO()
-    colors: Literal["truecolor"] | None = "truecolor" if is_terminal else None
-    console = Console(file=file, width=width, force_terminal=is_terminal, no_color=no_color, color_system=colors)
-    render_terminal(document, console, is_full=is_full)
-    return file.getvalue()
+def render(document: Document, width: int = 120, *, is_full: bool = True) -> str:
+    return render_terminal(document, width, is_full=is_full)
 
 
 def wrap_table(table: Table) -> Document:
@@ -118,15 +110,44 @@ def test_text_of_users_is_shown_and_never_obeyed(hostile: str) -> None:
 
 
 def test_colours_change_no_word() -> None:
-    coloured = render(build_troubled_scaling(), is_terminal=True)
+    coloured = render_terminal(build_troubled_scaling(), 120, is_full=True, is_styled=True)
     assert "\x1b[1m" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render(build_troubled_scaling())
 
 
-def test_no_color_means_no_escape_codes_at_all() -> None:
-    text = render(build_troubled_scaling(), is_terminal=True, no_color=True)
-    assert text == render(build_troubled_scaling())
-    assert "\x1b" not in text
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "on_terminal", "in_pipe"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"TERM": "dumb"}, False, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+    ],
+)
+def test_styles_are_for_terminals_and_no_color_wins(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], on_terminal: bool, in_pipe: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (takes_styles(FakeTerminal()), takes_styles(io.StringIO())) == (on_terminal, in_pipe)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("132", 132), ("0", 80), ("wide", 80)])
+def test_columns_set_the_width(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    def fail(_: int) -> None:
+        raise OSError
+
+    monkeypatch.setattr("os.get_terminal_size", fail)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert find_width() == width
 
 
 def test_a_table_without_rows_still_shows_its_header() -> None:

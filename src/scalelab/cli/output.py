@@ -107,9 +107,10 @@ def make_pdf(document: Document, runs: Sequence[Path], *, is_brief: bool = False
 def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Print the document, unless a format goes to standard output, and write the requested files."""
     if not output.takes_stdout:
-        from scalelab.report.renderers.terminal import OutputConsole, render_terminal  # here: --help needs none
+        from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles  # --help needs none
 
-        render_terminal(document, OutputConsole(), is_full=output.full)
+        is_styled = takes_styles(sys.stdout)
+        sys.stdout.write(render_terminal(document, find_width(), is_full=output.full, is_styled=is_styled))
     write_formats(document, output, runs)
 
 

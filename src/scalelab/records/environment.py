@@ -1,7 +1,7 @@
 """Hardware, software, git and load: what a measurement was taken on, recorded with every run.
 
 Read without importing torch: versions come from package metadata, GPUs from the driver's own tools. What cannot be
-found out is None.
+found out is None. psutil is imported where it is needed: showing a run takes less time than importing it.
 
 What the kernel allows this process: limits of memory and of processor time, by control group.
 
@@ -18,7 +18,6 @@ it were the root: limits above it are hidden from everybody inside. What cannot 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -28,9 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import psutil
+from typing import Any, NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
 
@@ -200,7 +197,7 @@ def read_environment(version: str) -> Environment:
         processor=read_processor_name(),
         num_cores=len(usable_cores()),
         num_machine_cores=os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=_read_memory().total,
         gpus=find_gpus(),
         load_average=read_load_average(),
         frequency_governor=_read_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
@@ -216,9 +213,11 @@ def read_environment(version: str) -> Environment:
 
 def installed_version(package: str) -> str | None:
     """The version of an installed package, without importing it."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return version(package)
+    except PackageNotFoundError:
         return None
 
 
@@ -291,20 +290,31 @@ def read_stolen_seconds() -> tuple[float, float] | None:
     """Processor seconds that the hypervisor gave to others, and all of them, since the host started."""
     if sys.platform != "linux":
         return None
+    import psutil
+
     times = psutil.cpu_times()
     return times.steal, sum(times)
 
 
 def read_allowed_memory() -> int:
     """Bytes that programs may take in all: the machine's, or fewer where a control group of this process says so."""
-    total, limit = psutil.virtual_memory().total, read_memory_limit()
+    total: int = _read_memory().total
+    limit = read_memory_limit()
     return total if limit is None else min(total, limit)
 
 
 def read_available_memory() -> int:
     """Bytes that programs could still take without others losing theirs, within this process's control groups."""
-    available, left = psutil.virtual_memory().available, read_memory_left()
+    available: int = _read_memory().available
+    left = read_memory_left()
     return available if left is None else min(available, left)
+
+
+def _read_memory() -> Any:
+    """The machine's memory, whatever this process may take of it."""
+    import psutil
+
+    return psutil.virtual_memory()
 
 
 def count_oom_kills() -> int | None:

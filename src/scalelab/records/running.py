@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import psutil
-
 from scalelab.errors import DamagedRun, RunBusy
 from scalelab.records.files import read_json, storage_errors, write_json
 
@@ -193,10 +191,14 @@ def remove_stale_marker(marker: Path) -> None:
 
 
 def _own_identity() -> dict[str, Any]:
+    import psutil  # here: showing a run takes less time than importing it
+
     return {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
 
 
 def _is_same_process(pid: int, started: float) -> bool:
+    import psutil
+
     try:
         return abs(psutil.Process(pid).create_time() - started) < 1.0
     except psutil.Error:

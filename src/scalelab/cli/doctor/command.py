@@ -26,6 +26,7 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.cli.doctor.host import (
     DoctorCheck,
     Grade,
+    OutputConsole,
     ask_mpi,
     describe_copy,
     describe_device,
@@ -55,7 +56,6 @@ from scalelab.records.store import RUNS_DIR
 from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult, from_builtins, to_builtins
-from scalelab.report.renderers.terminal import OutputConsole
 from scalelab.studies.shared.cautions import NOISY_BETWEEN, NOISY_WITHIN
 from scalelab.units import format_bytes, format_seconds, format_share
 

@@ -31,6 +31,16 @@ from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity
 
 
+class OutputConsole(Console):
+    """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Grade(StrEnum):
     """Result of a check; the value is the sign on the terminal."""
 

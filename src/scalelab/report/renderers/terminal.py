@@ -7,12 +7,10 @@ wrap.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
-
-from rich.console import Console
-from rich.text import Text
+from typing import NamedTuple, TextIO
 
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution
@@ -24,16 +22,29 @@ GAPS = (3, 2)
 MAX_HEADER_LINES = 2
 MAX_WORD = 20
 """A longer word in prose, such as a path, may be broken."""
+USUAL_WIDTH = 80
+ANSI = {"bold": "1", "dim": "2", "red": "31", "yellow": "33"}
+"""The codes of styles (ECMA-48, Select Graphic Rendition)."""
 
 
-class OutputConsole(Console):
-    """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
+def find_width() -> int:
+    """Columns of the terminal that any standard stream belongs to; COLUMNS overrides it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return int(columns)
+    for stream in range(3):
+        try:
+            return os.get_terminal_size(stream).columns or USUAL_WIDTH
+        except OSError:
+            continue
+    return USUAL_WIDTH
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False)
 
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+def takes_styles(stream: TextIO) -> bool:
+    """Whether bold and colours may be written: to a terminal or with FORCE_COLOR, and never with NO_COLOR."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
+    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 class ColumnSize(NamedTuple):
@@ -165,13 +176,16 @@ class StyledLine(NamedTuple):
     text: str = ""
     style: str = ""
 
+    def render(self, *, is_styled: bool) -> str:
+        plain = self.text.rstrip(" ")
+        codes = ";".join(ANSI[word] for word in self.style.split())
+        return f"\x1b[{codes}m{plain}\x1b[0m" if is_styled and codes and plain else plain
 
-def render_terminal(document: Document, console: Console, *, is_full: bool = False) -> None:
-    """Print a document: on one screen, or with everything in it."""
-    lines = _set_document(document, console.width) if is_full else _set_brief(document, console.width)
-    for line in lines:
-        style = "" if console.no_color else line.style
-        console.print(Text(line.text.rstrip(" "), style), soft_wrap=True, highlight=False)
+
+def render_terminal(document: Document, width: int, *, is_full: bool = False, is_styled: bool = False) -> str:
+    """A document on one screen, or with everything in it."""
+    lines = _set_document(document, width) if is_full else _set_brief(document, width)
+    return "".join(f"{line.render(is_styled=is_styled)}\n" for line in lines)
 
 
 def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
