@@ -336,3 +336,15 @@ def parse_bit_rate(text: str) -> float:
     if rate < 1:
         raise UsageError(f"{text!r} is not a valid rate: use a form such as 1gbit, 100mbit or 64kbit")
     return rate
+
+
+def parse_percent(text: str) -> float:
+    """A share from 5% or 0.05."""
+    plain = text.strip()
+    try:
+        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"{text!r} is not a valid percentage: use a form such as 5%")
+    return share

@@ -11,9 +11,11 @@ import pytest
 from scalelab.checks import FLAGS, flag
 from scalelab.cli.app import main
 from scalelab.cli.flags import rename_flags
-from scalelab.cli.study_flags import find_flag_value, translate_batch
+from scalelab.cli.study_flags import find_flag_value, parse_study, translate_batch
+from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
+from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler import Straggler
 
 
@@ -56,6 +58,10 @@ STRONG = ("run", "strong-scaling", "--workload", "mlp")
         ((*STRONG, "--memory-limit", "much"), ["--memory-limit 'much'", "2GiB"]),
         ((*STRONG, "--port", "70000"), ["--port must be 1 to 65535", "65535"]),
         ((*STRONG, "--rank", "2"), ["--rank", "Did you mean --ranks?"]),
+        ((*STRONG, "--quick", "--rounds", "4"), ["--quick sets --rounds: leave out one of them"]),
+        ((*STRONG, "--quick", "--comm-free-steps=4"), ["--quick sets --comm-free-steps: leave out one of them"]),
+        (("run", "max-batch", "--quick", "--tolerance", "1%"), ["--quick sets --tolerance: leave out one of them"]),
+        (("train", "--quick"), ["unknown option --quick"]),
         (("run", "--ranks", "2"), ["the study comes first"]),
         (("strong-scaling",), ["Did you mean: scalelab run strong-scaling"]),
         (("imbalance", "--ranks", "2"), ["Did you mean: scalelab run straggler"]),
@@ -190,3 +196,26 @@ def test_an_old_name_of_a_study_says_what_it_is_called_now(capsys: pytest.Captur
         main(("run", "imbalance", "--workload", "mlp", "--dry-run"))
     assert ended.value.code == 0
     assert capsys.readouterr().err == "note: imbalance is now called straggler\n"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_can_be_quick_and_says_in_one_line_what_that_gives_up(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, _ = parse_study(name, [])
+    assert capsys.readouterr().err == ""
+    quick, _ = parse_study(name, ["--quick"])
+    (line,) = capsys.readouterr().err.splitlines()
+    is_short = line == f"quick: {name} takes few steps anyway: nothing changes"
+    assert line.startswith("quick: --") != is_short
+    assert (quick == plain) == is_short == (name == "memory")
+    assert len(line) <= 200
+
+
+def test_a_quick_study_says_how_much_wider_its_intervals_are(capsys: pytest.CaptureFixture[str]) -> None:
+    study, _ = parse_study("strong-scaling", ["--quick"])
+    assert study.sampling == Sampling(rounds=5, steps=10, phase_steps=2, comm_free_steps=4)
+    assert capsys.readouterr().err == (
+        "quick: --rounds 5 instead of 12, --steps 10 instead of 30, --phase-steps 2 instead of 4, --comm-free-steps 4"
+        " instead of 8, --profile-steps 0 instead of 3: intervals are about 2.0 times as wide\n"
+    )

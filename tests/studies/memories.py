@@ -29,6 +29,7 @@ class MemoryLauncher(FakeLauncher):
         super().__init__(step_seconds, failures=failures, noise=noise)
         self._bytes_of = bytes_of
         self._forecast_of = forecast_of
+        self.forecast_parts: Mapping[str, int] = {}
 
     @property
     def probed(self) -> list[str]:
@@ -56,5 +57,5 @@ class MemoryLauncher(FakeLauncher):
     def _play_forecast(self, trial: Trial) -> TrialResult:
         if self._forecast_of is None:
             return TrialResult(trial=trial, status=Status.INVALID, reason="the memory cannot be forecast")
-        memory = MemoryReport(peak_bytes=round(self._forecast_of(trial)))
+        memory = MemoryReport(peak_bytes=round(self._forecast_of(trial)), by_category=self.forecast_parts)
         return TrialResult(trial=trial, status=Status.COMPLETED, ranks=(RankReport(rank=0, memory=memory),))

@@ -97,8 +97,13 @@ def choose_next_batch(
     start: int = 1,
     most: int | None = None,
     hint: MemoryLine | None = None,
+    tolerance: float = 0.0,
 ) -> int | None:
-    """What to try next, given all probes so far in their order; None: the search is over."""
+    """What to try next, given all probes so far in their order; None: the search is over.
+
+    With a tolerance it is over where a failure, or the line through the probes, leaves no more than this share above
+    the largest batch that ran.
+    """
     if not probes:
         return min(max(start, _guess_first(hint, limit_bytes)), most or math.inf)  # type: ignore[return-value]
     if len(probes) >= MOST_PROBES:
@@ -108,7 +113,7 @@ def choose_next_batch(
     if largest is None:
         return None if failed == 1 else max(1, (failed or 0) // 4) if hint else 1
     end = min(bound for bound in (failed, most + 1 if most else None, math.inf) if bound is not None)
-    if end <= largest + 1:
+    if end <= largest + 1 or is_close(probes, limit_bytes, tolerance):
         return None
     guess = _follow_hint(probes, hint, limit_bytes)
     if guess is None:
@@ -116,6 +121,20 @@ def choose_next_batch(
     if failed is not None and (guess >= failed or not any(probe.fits for probe in probes[-2:])):
         guess = _step_back(probes, largest, failed)
     return int(min(max(guess, largest + 1), end - 1))
+
+
+def is_close(probes: Sequence[Probe], limit_bytes: int | None, tolerance: float) -> bool:
+    """Whether the largest batch that ran is within the tolerance of the largest that fits."""
+    largest = find_largest(probes)
+    if not tolerance or largest is None:
+        return False
+    room = largest * (1 + tolerance)
+    failed = min((probe.batch for probe in probes if not probe.fits), default=None)
+    if failed is not None:
+        return failed <= room + 1
+    line = draw_line(probes)
+    predicted = None if line is None or limit_bytes is None else predict_largest(line, limit_bytes)
+    return predicted is not None and largest <= predicted <= room
 
 
 def _guess_first(hint: MemoryLine | None, limit_bytes: int | None) -> int:

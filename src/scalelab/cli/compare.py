@@ -28,7 +28,7 @@ from scalelab.records.store import RUNS_DIR, RunStore, find_before, open_run
 from scalelab.report.document import Document
 from scalelab.report.findings import select
 from scalelab.studies.shared.sweep import VERDICT
-from scalelab.units import format_share
+from scalelab.units import format_share, parse_percent
 
 
 class Gate(StrEnum):
@@ -104,18 +104,6 @@ class Compare:
             if threshold is None:
                 raise UsageError("--junit needs --fail-if-slower PERCENT, such as 5%")
             check_writable(self.junit, "--junit")
-
-
-def parse_percent(text: str) -> float:
-    """A share from 5% or 0.05."""
-    plain = text.strip()
-    try:
-        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise UsageError(f"{text!r} is not a valid percentage: use a form such as 5%")
-    return share
 
 
 def main(args: Sequence[str]) -> int:

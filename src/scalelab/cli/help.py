@@ -31,7 +31,9 @@ FEW_OPTIONS = 4
 """Options of a workload that stand with their texts in `--help`; more are only named."""
 FEW_FLAGS = 22
 """A command with no more flags than this has them all in `--help`."""
-COMMON = frozenset(["workload", "device", "dtype", "rounds", "steps", "launcher", "dry_run", "html", "json", "full"])
+COMMON = frozenset(
+    ["workload", "device", "dtype", "rounds", "steps", "launcher", "quick", "dry_run", "html", "json", "full"]
+)
 """Fields of groups that `--help` shows too."""
 COMMON_OF = {
     "ChangeFlags": ("link", "cores", "batch"),
@@ -54,6 +56,7 @@ TITLES = {
     "Perturbation": "Injected delay",
     "Sampling": "Sampling",
     "TrainingRun": "Training run",
+    "Pace": "Sampling",
     "Execution": "Run",
     "Submission": "Batch job",
     "Site": "Batch job resources",

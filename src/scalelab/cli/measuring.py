@@ -48,7 +48,7 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
     """Run the trials that have no result, print and export the answer; gives the exit code."""
     previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
-        with make_reporter(store) as progress:
+        with make_reporter(store, study) as progress:
             document = execute_run(store, study, launcher, progress)
     except KeyboardInterrupt as interruption:
         message = f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}"
@@ -59,11 +59,13 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
     return report_run(store, study, document, output)
 
 
-def make_reporter(store: RunStore) -> ProgressReporter | LineReporter:
+def make_reporter(store: RunStore, study: Study) -> ProgressReporter | LineReporter:
     """Progress by trial, or by line of a training run."""
     first = store.trials()[0]
     is_training = store.record.study == TrainStudy.name
-    return LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter()
+    return (
+        LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter(is_search=study.is_search)
+    )
 
 
 def raise_terminated(*_: object) -> None:
@@ -116,7 +118,10 @@ def print_plan(trials: Sequence[Trial], execution: Execution) -> None:
 class ProgressReporter:
     """A listener for the scheduler's events. A context manager, because the bar must be removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_search: bool = False) -> None:
+        """`is_search`: results decide about further trials, so their number is not known."""
+        self._is_search = is_search
+        self._last_seconds: float | None = None
         self._console = Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal and not os.environ.get("NO_COLOR")
         self._started = time.monotonic()
@@ -145,6 +150,7 @@ class ProgressReporter:
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialEnded) and not event.is_from_disk:
             self._num_measured += 1
+            self._last_seconds = event.result.wall_seconds
         left = self._describe_left(event)
         if isinstance(event, TrialStarted):
             warn_of_neighbours(event, self.say)
@@ -182,6 +188,10 @@ class ProgressReporter:
         done = event.number - 1 if isinstance(event, TrialStarted) else event.number
         if not self._num_measured:
             return "time left unknown"
+        if self._is_search:
+            return f"more may follow, the last took {format_duration(self._last_seconds)}"
+        if done == event.num_trials:
+            return "all done"
         mean = (time.monotonic() - self._started) / self._num_measured
         return f"{format_duration(mean * (event.num_trials - done))} left"
 

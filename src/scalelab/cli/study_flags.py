@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option
 from scalelab.studies.catalogue import STUDIES, find_name, load_study
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import QUICK_FIELDS
 from scalelab.studies.shared.script import read_script
 from scalelab.studies.shared.study import Study
 from scalelab.workloads.catalogue import find_workload
@@ -45,6 +46,14 @@ class Execution:
     """List the trials, the expected time and any job scripts; run nothing."""
     submission: Submission = field(default_factory=Submission)
     output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long it may take."""
+
+    quick: bool = False
+    """About a minute: fewer launches and steps, wider intervals."""
 
 
 def parse_study(name: str, args: Sequence[str], script: Sequence[str] | None = None) -> tuple[Study, Execution]:
@@ -74,8 +83,9 @@ def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Ex
     if extra and not takes_any_option:
         raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --workload {workload} --help"))
     options = read_options(answer.options, extra)
-    job = route_options(dataclasses.replace(answer.study.job, options=options), routed)
-    return dataclasses.replace(answer.study, job=job), answer.execution
+    study = hasten(answer, args)
+    job = route_options(dataclasses.replace(study.job, options=options), routed)
+    return dataclasses.replace(study, job=job), answer.execution
 
 
 def parse_script_study(
@@ -99,7 +109,46 @@ def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, E
     answer, extra = parse_known_flags(command, args, verb, describe_study(kind))
     if extra:
         raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --help"))
-    return answer.study, answer.execution
+    return hasten(answer, args), answer.execution
+
+
+def hasten(answer: Any, args: Sequence[str]) -> Any:
+    """The study as it is, or with --quick; then one line says what that changes and gives up."""
+    study = answer.study
+    if not can_hasten(type(study)) or not answer.pace.quick:
+        return study
+    quick = study.hasten()
+    before, after = (dict(list_quick_values(one)) for one in (study, quick))
+    for name in after:
+        if any(word.partition("=")[0].replace("_", "-") == flag(name) for word in args):
+            raise UsageError(f"--quick sets {flag(name)}: leave out one of them")
+    changed = [f"{flag(name)} {after[name]} instead of {before[name]}" for name in after if after[name] != before[name]]
+    cost = study.quick_cost or describe_widening(before["rounds"], after["rounds"])
+    words = f"{', '.join(changed)}: {cost}" if changed else f"{study.name} takes few steps anyway: nothing changes"
+    print(f"quick: {words}", file=sys.stderr)  # noqa: T201
+    return quick
+
+
+def can_hasten(kind: type[Study]) -> bool:
+    """Whether --quick would change anything."""
+    return bool(kind.quick_fields) or any(one.name == "sampling" for one in dataclasses.fields(kind))
+
+
+def list_quick_values(study: Study) -> Iterator[tuple[str, Any]]:
+    """The values that --quick sets, by field."""
+    if study.sampling is not None:
+        yield from ((name, getattr(study.sampling, name)) for name in QUICK_FIELDS)
+    yield from ((name, getattr(study, name)) for name in study.quick_fields)
+
+
+def describe_widening(before: int, after: int) -> str:
+    """How much wider intervals get with fewer launches: by Student's t over the root of their number."""
+    from scalelab.analysis.stats import find_t_quantile
+
+    if after < 2 or after == before:
+        return "single steps weigh more"
+    widths = [find_t_quantile(number - 1) / number**0.5 for number in (before, after)]
+    return f"intervals are about {widths[1] / widths[0]:.1f} times as wide"
 
 
 PER_RANK, GLOBAL = ("--batch-size-per-rank", "--batch-per-rank"), ("--global-batch-size", "--global-batch")
@@ -194,6 +243,8 @@ def make_command_class(kind: type[Any], options_class: type[Any] | None, workloa
     fields: list[tuple[str, Any]] = [("study", Annotated[kind, tyro.conf.arg(name="", help="")])]
     if options_class is not None:
         fields.append(("options", Annotated[options_class, tyro.conf.arg(name="workload", help=options_help)]))
+    if can_hasten(kind):
+        fields.append(("pace", Annotated[Pace, tyro.conf.arg(name="")]))
     fields.append(("execution", Annotated[Execution, tyro.conf.arg(name="")]))
     return dataclasses.make_dataclass("Command", fields, frozen=True, kw_only=True)
 

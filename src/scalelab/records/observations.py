@@ -20,8 +20,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Instrument = Literal[
-    "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms"
+    "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms",
+    "shapes",
 ]  # fmt: skip
+
+
+NUM_LOOKED_AT = 8
+"""Batches whose shapes are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +350,8 @@ class RankReport:
     gradients: GradientTimes | None = None
     reading: ReadingReport | None = None
     script: ScriptReport | None = None
+    num_batch_shapes: int | None = None
+    """How many different shapes `NUM_LOOKED_AT` batches had; None: not looked at."""
     shuffle: str = ""
     """How the samples of its training are shuffled, in words, where that is not fully."""
     traced_steps: tuple[TracedStep, ...] = ()

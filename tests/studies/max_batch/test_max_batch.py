@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,52 @@ class TestWithFormulas:
         assert find_caution(document, "crashed-probe").values == {"batch": 101}
         assert len(find_failed(store, read_study(store))) == 1
 
+    @pytest.mark.parametrize("forecasts", [True, False])
+    def test_a_tolerance_saves_the_last_probes(self, tmp_path: Path, forecasts: bool) -> None:
+        forecast = (lambda trial: need(trial, 0)) if forecasts else None
+        launcher, exact = MemoryLauncher(need, forecast_of=forecast), MemoryLauncher(need, forecast_of=forecast)
+        _, document = run(make_max(tolerance="3%"), tmp_path, launcher)
+        run(make_max(), tmp_path, exact)
+        found = find_finding(document, "largest-batch").values
+        assert 97 <= found["batch"] <= 100
+        assert not found["is_confirmed"]
+        assert document.summary[0].endswith("the largest is at most 3% larger, by the memory line.")
+        assert len(launcher.probed) < len(exact.probed)
+
+    def test_a_tolerance_ends_a_bisection_early(self, tmp_path: Path) -> None:
+        def bend(trial: Trial, _: int) -> float:
+            return 1e8 + 9e6 * trial.batch_per_rank + (6e8 if trial.batch_per_rank > 60 else 0)
+
+        _, document = run(make_max(tolerance="10%"), tmp_path, MemoryLauncher(bend))
+        batch = find_finding(document, "largest-batch").values["batch"]
+        assert 54 <= batch <= 60
+        assert "ran out of memory" in document.summary[0]
+
+    def test_batches_of_different_shapes_are_noticed(self, tmp_path: Path) -> None:
+        class Uneven(MemoryLauncher):
+            def launch(self, trial: Trial, directory: Path) -> TrialResult:
+                result = super().launch(trial, directory)
+                return replace(result, ranks=tuple(replace(rank, num_batch_shapes=3) for rank in result.ranks))
+
+        _, document = run(make_max(), tmp_path, Uneven(need))
+        assert find_caution(document, "uneven-batches").values == {"batch": 100, "shapes": 3}
+        assert "uneven-batches" not in [one.kind for one in run(make_max(), tmp_path)[1].cautions]
+
+    def test_when_nothing_fits_the_answer_says_what_is_there_without_a_sample(self, tmp_path: Path) -> None:
+        parts = {"parameters": 500_000_000, "gradients": 7, "optimizer": 1_000_000_000, "activations": 5}
+        launcher = MemoryLauncher(lambda *_: 3e9, forecast_of=lambda trial: 2e9 + 1e6 * trial.batch_per_rank)
+        launcher.forecast_parts = parts
+        _, document = run(make_max(), tmp_path, launcher)
+        found = find_finding(document, "standing-memory").values
+        assert found == {
+            "total": 2_000_000_000,
+            "limit": 10**9,
+            "parameters": 500_000_000,
+            "gradients": 500_000_000,
+            "optimizer": 1_000_000_000,
+        }
+        assert "forecast-1-r1" in launcher.launched
+
     def test_when_nothing_fits_nothing_was_measured(self, tmp_path: Path) -> None:
         with pytest.raises(NothingMeasured, match="no trial completed"):
             run(make_max(), tmp_path, MemoryLauncher(lambda *_: 2e9))
@@ -167,6 +214,7 @@ class TestWithFormulas:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
+            ({"tolerance": "much"}, "--tolerance 'much' is not a valid percentage"),
             ({"start": 0}, "--start must be"),
             ({"most": 0}, "--most must be"),
             ({"start": 9, "most": 3}, "--start 9 is more than --most 3"),

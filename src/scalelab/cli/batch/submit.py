@@ -124,7 +124,7 @@ def wait_and_report(
     system = BatchSystem(record.scheduler, store.path)
     previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
-        with make_reporter(store) as progress:
+        with make_reporter(store, study) as progress:
             watch = RunWatch(store, progress)
             state = follow_job(
                 system,

@@ -9,9 +9,9 @@ One trial is one operation at one world size, all message sizes in one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
@@ -58,6 +58,8 @@ class Collectives(Study):
     name: ClassVar[str] = "collectives"
     title: ClassVar[str] = "Collectives"
     question: ClassVar[str] = "What latency and bandwidth does each collective reach?"
+    quick_fields: ClassVar[Mapping[str, Any]] = {"rounds": 3, "repeats": 20, "budget": "0.1s"}
+    quick_cost: ClassVar[str] = "intervals are about twice as wide"
 
     operations: tuple[Operation, ...] = get_args(Operation)
     """Operations to time."""

@@ -11,9 +11,9 @@ which batch on a larger one is wasted. It runs separately, on one rank, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from scalelab.checks import check_at_least, check_not_negative, flag
 from scalelab.errors import UsageError
@@ -55,6 +55,8 @@ class LargeBatch(Study):
     name: ClassVar[str] = "large-batch"
     title: ClassVar[str] = "Large batch"
     question: ClassVar[str] = "What does a large batch cost in accuracy, and what wins it back?"
+    quick_fields: ClassVar[Mapping[str, Any]] = {"seeds": 2, "epochs": 2, "warmup_epochs": 1.0}
+    quick_cost: ClassVar[str] = "accuracies are of short training and hardly have intervals"
 
     small_batch: int = 32
     """Global batch size that the learning rate is meant for."""

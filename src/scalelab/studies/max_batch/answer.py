@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalelab.analysis.batch_limits import FARTHEST, MemoryLine, Probe, draw_line, find_largest, predict_largest
+from scalelab.analysis.batch_limits import (
+    FARTHEST,
+    MemoryLine,
+    Probe,
+    draw_line,
+    find_largest,
+    is_close,
+    predict_largest,
+)
 from scalelab.records.observations import MemoryReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
@@ -16,6 +24,8 @@ from scalelab.workloads.options import NUM_POOLED_BATCHES
 MOST_FORECASTS = 6
 NEAR = 0.05
 """A forecast so near the limit, as a share of it, is near enough."""
+STANDING = ("parameters", "gradients", "optimizer")
+"""What a step holds whatever its batch is."""
 TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
 
 
@@ -74,6 +84,32 @@ class BatchSearch:
         if batch is None or abs(peak / self.limit_bytes - 1) < NEAR or batch in [one.batch for one in self.foreseen]:
             return None
         return min(batch, FARTHEST * max(one.batch for one in self.foreseen)) if batch >= 1 else None
+
+    def choose_smallest_forecast(self) -> int | None:
+        """One sample, where not even that ran: its forecast shows what is there without activations."""
+        known = [one.trial.batch_per_rank for one in self.forecasts]
+        return 1 if self.smallest_failed == 1 and self.forecast is not None and 1 not in known else None
+
+    @cached_property
+    def standing_bytes(self) -> dict[str, int]:
+        """Weights, gradients and optimizer state of a rank by the forecasts, the most of each; empty without one.
+
+        Gradients of all weights are rarely there at the peak: as many as there are weights, at most.
+        """
+        reports = [rank.memory for one in self.forecasts for rank in one.ranks if rank.memory is not None]
+        found = {name: max((one.by_category.get(name, 0) for one in reports), default=0) for name in STANDING}
+        found["gradients"] = max(found["gradients"], found["parameters"])
+        return {name: size for name, size in found.items() if size}
+
+    @cached_property
+    def uneven(self) -> TrialResult | None:
+        """The largest probe whose batches differed in shape, so that its memory depends on which of them it drew."""
+        found = [one for one in self.results if any((rank.num_batch_shapes or 1) > 1 for rank in one.ranks)]
+        return max(found, key=lambda one: one.trial.batch_per_rank, default=None)
+
+    def is_near(self, tolerance: float) -> bool:
+        """Whether the search ended within its tolerance."""
+        return is_close(self.probes, self.limit_bytes, tolerance)
 
     @cached_property
     def broken(self) -> TrialResult | None:

@@ -7,10 +7,10 @@ kernels. The rank stores raw predictions and times; everything else is derived h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -49,6 +49,8 @@ class QuantizeStudy(Study):
     name: ClassVar[str] = "quantize"
     title: ClassVar[str] = "Quantization"
     question: ClassVar[str] = "What does int8 cost in accuracy, what does it gain, and which layer is to blame?"
+    quick_fields: ClassVar[Mapping[str, Any]] = {"tested": 100}
+    quick_cost: ClassVar[str] = "the ranking of the layers is coarse"
 
     epochs: MaybeInt = None
     """Epochs of training before. 0: quantize the model as build() returns it. None: 10, or 0 with --weights."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial, TrialResult
@@ -34,6 +35,12 @@ class Study:
     """Whether the user's own script records its runs: they cannot be started or resumed."""
     forecasts_memory: ClassVar[bool] = False
     """Whether the study itself keeps trials from running that cannot fit into memory."""
+    is_search: ClassVar[bool] = False
+    """Whether results decide how many trials there are."""
+    quick_fields: ClassVar[Mapping[str, Any]] = {}
+    """Its fields with --quick, besides those of its sampling."""
+    quick_cost: ClassVar[str] = ""
+    """What these give up, in words."""
 
     def __init_subclass__(cls, *, is_abstract: bool = False) -> None:
         """Name a study after its class if it has no name, title or question of its own."""
@@ -61,6 +68,11 @@ class Study:
     else:
         sampling = None
         label = None
+
+    def hasten(self) -> Self:
+        """The same question in about a minute: fewer launches and steps, or what the study says itself."""
+        sampling = {} if self.sampling is None else {"sampling": self.sampling.hasten()}
+        return replace(self, **sampling, **self.quick_fields)
 
     def plan(self) -> list[Trial]:
         """The trials in the order in which they run; raises `UsageError` for fields that do not work together."""

@@ -50,7 +50,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from scalelab.records.observations import DdpCounters, GradientTimes, Instrument, NormSpread, RankReport
+from scalelab.errors import UsageError
+from scalelab.records.observations import (
+    NUM_LOOKED_AT,
+    DdpCounters,
+    GradientTimes,
+    Instrument,
+    NormSpread,
+    RankReport,
+)
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.instruments.messages import watch_messages
@@ -297,6 +305,20 @@ def measure_spread(statistics_by_rank: torch.Tensor) -> NormSpread:
     return NormSpread(mean=mean, variance=variance, num_channels=means.shape[1])
 
 
+def watch_shapes(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
+    """How many different shapes some further batches have; unknown where there are no further ones."""
+    try:
+        shapes = {list_shapes(next(training.batches)) for _ in range(NUM_LOOKED_AT)}
+    except UsageError:  # a generator that has ended
+        return report
+    return replace(report, num_batch_shapes=len(shapes))
+
+
+def list_shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """The shapes of all tensors in a batch."""
+    return tuple(tuple(one.shape) for one in tree_leaves(batch) if isinstance(one, torch.Tensor))
+
+
 INSTRUMENTS: dict[Instrument, WatchRank] = {
     "counters": watch_ddp_counters,
     "gradients": watch_gradients,
@@ -304,6 +326,7 @@ INSTRUMENTS: dict[Instrument, WatchRank] = {
     "messages": watch_messages,
     "norms": watch_norms,
     "replicas": watch_replicas,
+    "shapes": watch_shapes,
 }
 """By name; the others are not recorded by the rank after its steps."""
 
