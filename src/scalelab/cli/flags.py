@@ -5,18 +5,38 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from scalelab.checks import FLAGS, flag
-from scalelab.cli.project import add_defaults, describe_defaults
 from scalelab.errors import UsageError
 
 T = TypeVar("T")
 RunsDir = Annotated[Path, tyro.conf.arg(name="runs-dir", help="Directory of the runs.")]
+
+
+def list_values(read: Callable[[str], Any], metavar: str) -> Any:
+    """For a flag of any number of values: with a plain `tuple` as its type, tyro does not load typeguard."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=lambda words: tuple(map(read, words)),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda values: list(map(str, values)),
+    )
+
+
+if TYPE_CHECKING:
+    Integers = tuple[int, ...]
+    Patterns = tuple[str, ...]
+    Recordings = tuple[Path, ...]
+else:
+    Integers = Annotated[tuple, list_values(int, "N…")]
+    Patterns = Annotated[tuple, list_values(str, "REGEX…")]
+    Recordings = Annotated[tuple, list_values(Path, "DIR|FILE|RUN…")]
 
 FIELD_FLAGS = {f"--{new}": f"--{field.replace('_', '-')}" for field, new in FLAGS.items()}
 """From a flag with torch's name to the one that tyro makes from the field."""
@@ -30,7 +50,7 @@ MEANT |= {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
     """The dataclass of a verb from its arguments; `--help` prints and exits."""
-    parsed, unknown = parse_known_flags(kind, add_defaults(kind, args), verb)
+    parsed, unknown = parse_known_flags(kind, args, verb)
     if unknown:
         raise UsageError(f"unknown option {unknown[0]}: see scalelab {verb} --help")
     return parsed
@@ -43,8 +63,7 @@ def parse_known_flags(
     if {"-h", "--help", "--help-all"} & set(args):
         from scalelab.cli.help import print_help
 
-        told = (inspect.getdoc(kind) or "") if description is None else description
-        print_help(kind, verb, told, shows_all="--help-all" in args, given=describe_defaults(kind, args))
+        print_help(kind, verb, description or inspect.getdoc(kind) or "", shows_all="--help-all" in args)
         raise SystemExit(0)
     parse: Any = tyro.cli
     with raising_errors(args, verb):

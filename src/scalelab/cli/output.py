@@ -48,6 +48,8 @@ class Output:
     @property
     def wanted(self) -> dict[str, tuple[str, Renderer]]:
         """The requested formats: target and renderer by flag."""
+        if not any((self.html, self.pdf, self.markdown, self.json, self.csv)):
+            return {}
         from scalelab.report.renderers.exports import render_csv, render_json
         from scalelab.report.renderers.markdown import render_markdown
 
@@ -116,6 +118,8 @@ def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ())
 
 def write_formats(document: Document, output: Output, runs: Sequence[Path] = ()) -> None:
     """Write the requested files, and what goes to standard output."""
+    if not output.wanted:
+        return
     from scalelab.report.renderers.markdown import render_markdown
 
     for flag, (target, render) in output.wanted.items():

@@ -1,4 +1,7 @@
-"""`scalelab trace DIR|FILE…`: what profiler traces of a job show. `scalelab trace diff A B`: two of them compared."""
+"""`scalelab trace DIR|FILE…`: what profiler traces of a job show. `scalelab trace diff A B`: two of them compared.
+
+What reads and describes is imported where it is used: half of the time of a small trace would go into it.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,37 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from scalelab.answers.trace.diff import compare_traces, describe_hta
-from scalelab.answers.trace.report import describe_traces
-from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.checks import check_at_least
-from scalelab.cli.flags import RunsDir, parse_flags
+from scalelab.cli.flags import Integers, Patterns, Recordings, RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UsageError
-from scalelab.records.store import RUNS_DIR, open_run
+from scalelab.records.files import RUNS_DIR
 from scalelab.report.document import Document
-from scalelab.trace.hta import read_hta
-from scalelab.trace.job_trace import combine_ranks, find_trace_files, number_ranks
-from scalelab.trace.rank_trace import peek_rank, read_rank
+
+if TYPE_CHECKING:
+    from scalelab.answers.trace.view import TraceView
 
 DIFF = "diff"
 NS_PER_TICK = {"us": 1000, "ns": 1}
+TRACES, OUTPUT = "Traces", "Output"
+"""Titles in the help. Without them, tyro parses the source of both classes at every start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFlags:
     """What to read from the files, and what to show."""
 
-    rank: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
+    rank: Integers = ()
     """Only these ranks."""
-    step: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
+    step: Integers = ()
     """Only these steps of the profiler."""
-    communication: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REGEX…")] = ()
+    communication: Patterns = ()
     """Also count kernels whose name matches one of these as communication."""
-    compute: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REGEX…")] = ()
+    compute: Patterns = ()
     """Count kernels whose name matches one of these as compute, though they look like communication."""
     time_unit: Literal["us", "ns"] = "us"
     """Time unit of the files; Kineto writes microseconds."""
@@ -61,14 +63,14 @@ class Trace:
     """Read profiler traces of a job: exposed communication, stragglers, kernels, operators, idle time. To compare two:
     scalelab trace diff A B"""
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
+    paths: Annotated[Recordings, tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
     """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; or a run such as last, of
     which the traced trial with the most ranks is read."""
-    reading: TraceFlags = field(default_factory=TraceFlags)
+    reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     runs_dir: RunsDir = RUNS_DIR
-    output: Output = field(default_factory=Output)
+    output: Annotated[Output, tyro.conf.arg(help=OUTPUT)] = field(default_factory=Output)
 
     def check(self) -> None:
         """Refuse invalid flags before anything is read."""
@@ -90,8 +92,8 @@ class TraceDiff:
     """Baseline: a trace file, or a directory of them."""
     b: Annotated[Path, tyro.conf.arg(name="b", metavar="B"), tyro.conf.Positional]
     """Trace to compare with the baseline."""
-    reading: TraceFlags = field(default_factory=TraceFlags)
-    output: Output = field(default_factory=Output)
+    reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
+    output: Annotated[Output, tyro.conf.arg(help=OUTPUT)] = field(default_factory=Output)
 
 
 def main(args: Sequence[str]) -> int:
@@ -100,12 +102,14 @@ def main(args: Sequence[str]) -> int:
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
     files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
-    document = read_as_hta(files) if wanted.hta else describe_traces(read_view(files, wanted.reading))
+    document = read_as_hta(files) if wanted.hta else describe_files(files, wanted.reading)
     write_outputs(document, wanted.output)
     return 0
 
 
 def main_diff(args: Sequence[str]) -> int:
+    from scalelab.answers.trace.diff import compare_traces
+
     wanted = parse_flags(TraceDiff, args, f"trace {DIFF}")
     wanted.output.check()
     wanted.reading.check()
@@ -118,6 +122,8 @@ def find_recording(path: Path, runs_dir: Path) -> Path:
     """The path; where it is the name of a run, the directory of its traced trial with the most ranks."""
     if path.exists() or len(path.parts) != 1:
         return path
+    from scalelab.records.store import open_run
+
     try:
         store = open_run(str(path), runs_dir)
     except UsageError:
@@ -133,6 +139,9 @@ def find_recording(path: Path, runs_dir: Path) -> Path:
 
 def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     """The files to read; with --rank, chosen by the header of each file."""
+    from scalelab.trace.job_trace import find_trace_files
+    from scalelab.trace.rank_trace import peek_rank
+
     files = find_trace_files(paths)
     if not reading.rank:
         return files
@@ -144,8 +153,19 @@ def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     return [file for file in files if ranks[file] in reading.rank]
 
 
+def describe_files(files: Sequence[Path], reading: TraceFlags) -> Document:
+    """Everything that the files show."""
+    from scalelab.answers.trace.report import describe_traces
+
+    return describe_traces(read_view(files, reading))
+
+
 def read_view(files: Sequence[Path], reading: TraceFlags) -> TraceView:
     """Read every file."""
+    from scalelab.answers.trace.view import TraceView, make_counters
+    from scalelab.trace.job_trace import combine_ranks
+    from scalelab.trace.rank_trace import read_rank
+
     steps = frozenset(reading.step) or None
     traces = []
     for number, file in enumerate(files, start=1):
@@ -166,6 +186,11 @@ def read_view(files: Sequence[Path], reading: TraceFlags) -> TraceView:
 
 def read_as_hta(files: Sequence[Path]) -> Document:
     """The same files by the definitions of HolisticTraceAnalysis."""
+    from scalelab.answers.trace.diff import describe_hta
+    from scalelab.trace.hta import read_hta
+    from scalelab.trace.job_trace import number_ranks
+    from scalelab.trace.rank_trace import peek_rank
+
     ranks = number_ranks([(file, peek_rank(file)) for file in files])
     found = {}
     for number, (rank, file) in enumerate(zip(ranks, files, strict=True), start=1):

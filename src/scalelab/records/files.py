@@ -13,6 +13,8 @@ from typing import Any
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
 
+RUNS_DIR = Path("runs")
+"""Default directory of the runs."""
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 """What the operating system says of a place that no retry will make writable."""
 

@@ -24,14 +24,13 @@ from typing import Any
 
 from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
+from scalelab.records.files import RUNS_DIR as RUNS_DIR
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
 from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
 from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_trial, upgrade_result, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
 
-RUNS_DIR = Path("runs")
-"""Default directory of the runs."""
 JOBS_FILE = "job.json"
 """The batch jobs of the run, if it has any."""
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
-from scalelab.records.trial import from_builtins
 from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Value, order_cautions, order_findings
 from scalelab.report.text import Align
 from scalelab.units import Quantity
@@ -201,6 +200,8 @@ def _shorten_table(table: Table) -> Table:
 
 def read_document(text: str) -> Document:
     """The document that `render_json` wrote."""
+    from scalelab.records.trial import from_builtins  # here: only reading needs it, and it loads every record
+
     try:
         data = json.loads(text)
         version = data.get("schema_version") if isinstance(data, dict) else None

@@ -47,7 +47,7 @@ from scalelab.trace.linking import (
     find_around,
     find_spans,
 )
-from scalelab.trace.windows import ProfilerStep, place_in_steps
+from scalelab.trace.windows import ProfilerStep, find_among, find_distinct, place_in_steps
 
 OPERATORS = "c10d::"
 UNKNOWN = -1
@@ -64,13 +64,16 @@ def _find_steps(
     rows: Sequence[CollectiveRow], links: Links, host_steps: Sequence[ProfilerStep]
 ) -> Iterator[CollectiveRow]:
     """The same with the step in which each was launched, or begins if no kernel of the trace has a launch."""
-    for row in rows:
-        by_launch = row.on_device and links.basis is StepBasis.LAUNCHES
-        launch = links.launches.get(row.correlation) if by_launch else None
-        start = row.start_ns if launch is None else launch.start
-        steps = host_steps if by_launch or not row.on_device else links.steps
-        (place,) = place_in_steps(steps, np.array([start])) if launch is not None or not by_launch else (UNKNOWN,)
-        yield row._replace(step=_bound(steps[place].number) if place >= 0 else UNKNOWN)
+    is_linked = links.basis is StepBasis.LAUNCHES
+    launches = [links.launches.get(row.correlation) if row.on_device and is_linked else None for row in rows]
+    pairs = zip(rows, launches, strict=True)
+    starts = np.array([row.start_ns if launch is None else launch.start for row, launch in pairs], dtype=np.int64)
+    on_host, on_device = place_in_steps(host_steps, starts), place_in_steps(links.steps, starts)
+    for row, launch, host, device in zip(rows, launches, on_host.tolist(), on_device.tolist(), strict=True):
+        by_launch = row.on_device and is_linked
+        steps, place = (host_steps, host) if by_launch or not row.on_device else (links.steps, device)
+        is_known = place >= 0 and (launch is not None or not by_launch)
+        yield row._replace(step=_bound(steps[place].number) if is_known else UNKNOWN)
 
 
 class CollectiveCollector:
@@ -90,12 +93,12 @@ class CollectiveCollector:
 
     def list_correlations(self) -> list[int]:
         """The numbers of the launches that are looked for."""
-        return [int(number) for number in np.unique(self._found.column("correlation")) if number > 0]
+        return [int(number) for number in find_distinct(self._found.column("correlation")) if number > 0]
 
     def list_annotations(self) -> dict[int, RequestSpans]:
         """Where every thread announced a collective of a kernel."""
         names = [place for place, name in enumerate(self._texts.texts) if REQUEST.match(name)]
-        is_named = np.isin(self._calls.column("name"), names)
+        is_named = find_among(self._calls.column("name"), names)
         return find_spans(self._calls, np.flatnonzero(is_named))
 
     def take_unnamed(self, kernels: Sequence[Unnamed], names: Sequence[str]) -> None:
@@ -227,7 +230,7 @@ class CollectiveCollector:
                 operators.setdefault(row.thread, []).append(row)
                 if row.external_id in external_ids:
                     found.setdefault(row.external_id, row)
-        for place in np.flatnonzero(is_record & np.isin(external, list(external_ids))):
+        for place in np.flatnonzero(is_record & find_among(external, external_ids)):
             record = self._calls[int(place)]
             around = find_around(operators.get(record.thread, []), record)
             if record.payload_bytes < 0 and around is not None:

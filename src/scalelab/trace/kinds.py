@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 
 class Kind(IntEnum):
@@ -208,6 +209,7 @@ def read_step_number(name: str) -> int:
     return int(match.group(1)) if match else -1
 
 
+@lru_cache(MOST_NAMES)
 def find_collective_kind(name: str) -> str:
     """all_reduce, all_gather …: what a kernel, an operator or a record says it does; `other` where it does not."""
     for pattern, kind in _KIND_PATTERNS:
@@ -219,6 +221,7 @@ def find_collective_kind(name: str) -> str:
 _PEER = re.compile(r"\b(?:send|recv) \d+(?:->|<-)(\d{1,9})$")
 
 
+@lru_cache(MOST_NAMES)
 def find_peer(name: str) -> int:
     """The other end of a send or a receive, as torch's annotation names it (`nccl:send 0->1`); -1: unknown."""
     match = _PEER.search(name)

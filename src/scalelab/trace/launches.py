@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_trace import Lane
-from scalelab.trace.windows import Records
+from scalelab.trace.windows import Records, find_distinct
 
 BITS = 6
 """A power of two is cut into 2^BITS bins."""
@@ -182,7 +182,7 @@ class LaunchTally:
         delay = np.maximum(kernels["start"][is_first] - matches.start[is_first], 0)
         length = kernels["end"][is_first] - kernels["start"][is_first]
         call, name = (matches.end - matches.start)[is_first], matches.name[is_first]
-        for number in np.unique(name):
+        for number in find_distinct(name):
             calls, is_own = self._found.setdefault(int(number), _Calls()), name == number
             calls.count += int(is_own.sum())
             calls.call += int(call[is_own].sum())

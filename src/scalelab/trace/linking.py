@@ -28,7 +28,15 @@ from numpy.typing import NDArray
 
 from scalelab.trace.collectives import CollectiveRow, CollectiveRows, MessageSize
 from scalelab.trace.kinds import Kind
-from scalelab.trace.windows import NO_STEP, ProfilerStep, Records, arrange_steps, place_in_steps
+from scalelab.trace.windows import (
+    NO_STEP,
+    ProfilerStep,
+    Records,
+    arrange_steps,
+    find_among,
+    find_distinct,
+    place_in_steps,
+)
 
 MOST_LAUNCHES = 1 << 18
 
@@ -102,7 +110,7 @@ class Links:
             is_linked = bool(self._places)
             block["step"] = self._places[number] if is_linked else place_in_steps(self.steps, block["start"])
             if unnamed:
-                is_unnamed = (block["kind"] == Kind.COMPUTE) & np.isin(block["correlation"], unnamed)
+                is_unnamed = (block["kind"] == Kind.COMPUTE) & find_among(block["correlation"], unnamed)
                 block["kind"][is_unnamed] = Kind.COMMUNICATION
             yield block
 
@@ -132,7 +140,7 @@ class _Linker:
         self.last = np.full(len(self.host_steps), np.iinfo(np.int64).min)
 
     def take(self, block: Records) -> None:
-        calls = block[np.isin(block["kind"], (Kind.LAUNCH, Kind.RUNTIME)) & (block["correlation"] > 0)]
+        calls = block[find_among(block["kind"], (Kind.LAUNCH, Kind.RUNTIME)) & (block["correlation"] > 0)]
         self._remember(calls)
         places = np.full(len(block), NO_STEP, dtype=np.int32)
         is_work = block["on_device"] & (block["kind"] <= Kind.COPY)
@@ -160,7 +168,7 @@ class _Linker:
         """Which requests have a kernel that communicates by its name, and which only others."""
         if not self._asked:
             return
-        for kernel in kernels[np.isin(kernels["correlation"], list(self._asked))]:
+        for kernel in kernels[find_among(kernels["correlation"], self._asked)]:
             request, _ = self._asked[int(kernel["correlation"])]
             if kernel["kind"] == Kind.COMMUNICATION:
                 self._answered.add(request)
@@ -186,7 +194,7 @@ class _Linker:
                 self._asked[int(call["correlation"])] = int(spans.place[place]), HostCall(int(call["start"]), lane)
 
     def _remember(self, calls: Records) -> None:
-        for call in calls[np.isin(calls["correlation"], self.wanted)]:
+        for call in calls[find_among(calls["correlation"], self.wanted)]:
             self.launches[int(call["correlation"])] = HostCall(int(call["start"]), int(call["lane"]))
         self._remember_requests(calls[calls["kind"] == Kind.LAUNCH])
         correlations = np.concatenate([self._correlations, calls["correlation"]])[::-1]
@@ -318,7 +326,7 @@ def find_spans(calls: CollectiveRows, chosen: NDArray[np.intp]) -> dict[int, Req
     """The chosen requests of every thread, in order of their start, the outer before the inner."""
     start, end, lane = (calls.column(name) for name in ("start_ns", "end_ns", "thread"))
     found = {}
-    for number in np.unique(lane[chosen]):
+    for number in find_distinct(lane[chosen]):
         own = chosen[lane[chosen] == number]
         own = own[np.lexsort((-end[own], start[own]))]
         found[int(number)] = RequestSpans(start[own], end[own], own)
@@ -337,9 +345,10 @@ class Requests:
         lane = self._lanes.get(launch.lane)
         if lane is None:
             return []
-        last = int(np.searchsorted(lane.start, launch.start, side="right")) - 1
-        near = (self._calls[int(lane.place[place])] for place in range(last, max(-1, last - MOST_LOOKS), -1))
-        return [row for row in near if row.end_ns >= launch.start]
+        last = int(np.searchsorted(lane.start, launch.start, side="right"))
+        first = max(0, last - MOST_LOOKS)
+        is_open = lane.end[first:last] >= launch.start
+        return [self._calls[int(place)] for place in lane.place[first:last][is_open][::-1]]
 
 
 def drop_nested(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:

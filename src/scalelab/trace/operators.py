@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""
@@ -92,7 +92,7 @@ class OperatorCounter:
 
 
 def _select(records: Records) -> Records:
-    chosen: Records = records[~records["on_device"] & np.isin(records["kind"], COUNTED)]
+    chosen: Records = records[~records["on_device"] & find_among(records["kind"], COUNTED)]
     return chosen
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.kinds import Kind
-from scalelab.trace.windows import Records, Window
+from scalelab.trace.windows import Records, Window, find_among, find_distinct
 
 Times = NDArray[np.int64]
 
@@ -134,8 +134,8 @@ def select_busy(records: Records, *, has_device: bool) -> Records:
 def find_parts_of_collectives(records: Records) -> NDArray[np.bool_]:
     """Which operators lie within a collective that their own thread runs."""
     is_part = np.zeros(len(records), dtype=np.bool_)
-    threads = np.unique(records["lane"][records["kind"] == Kind.COMMUNICATION])
-    own = np.flatnonzero(np.isin(records["lane"], threads))
+    threads = find_distinct(records["lane"][records["kind"] == Kind.COMMUNICATION])
+    own = np.flatnonzero(find_among(records["lane"], threads))
     is_outer, start, end = records["kind"][own] == Kind.COMMUNICATION, records["start"][own], records["end"][own]
     order = np.lexsort((-end, ~is_outer, start, records["lane"][own]))
     # Ends and threads by their places in order, so that the latest end of a thread so far is the highest number so far.

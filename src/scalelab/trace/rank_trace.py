@@ -139,9 +139,9 @@ class _Collector:
         records["name"] = np.array(self._entry_names, dtype=np.int32)[entries[kept]]
         chosen = [events[index] for index in kept]
         records["correlation"] = [e.args.correlation for e in chosen]
-        records["lane"] = [
-            self._find_lane(e.pid, e.tid, bool(is_device)) for e, is_device in zip(chosen, on_device[kept], strict=True)
-        ]
+        keys = [(e.pid, e.tid, is_device) for e, is_device in zip(chosen, on_device[kept].tolist(), strict=True)]
+        lanes = {key: self._find_lane(*key) for key in dict.fromkeys(keys)}
+        records["lane"] = [lanes[key] for key in keys]
         return records
 
     def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]], kept: NDArray[np.intp]) -> None:

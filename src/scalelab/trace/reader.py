@@ -6,9 +6,10 @@ open; only one bracket is added, so decoding fails and a wrong cut is never acce
 in events that hold lists of objects, the piece is scanned bracket by bracket from its start, which is a known boundary.
 All of this is linear in the length of the file.
 
-A double holds microseconds to the nanosecond up to 2⁴³ of them (101 days); if a file counts from 1970, numbers are
-decoded as decimals instead. Events with malformed fields are repaired, or left out and counted. A file that is not
-JSON, or is truncated, raises `TraceUnreadable` with the file, the byte and what to do.
+A double holds microseconds to the nanosecond up to 2⁴³ of them (101 days), and whole ones up to 2⁵³. Beyond, as in
+files that count fractions since 1970, numbers are decoded as decimals instead. Events with malformed fields are
+repaired, or left out and counted. A file that is not JSON, or is truncated, raises `TraceUnreadable` with the file, the
+byte and what to do.
 """
 
 from __future__ import annotations
@@ -274,6 +275,8 @@ def _open(path: Path) -> BinaryIO:
 
 EXACT_MICROSECONDS = float(2**43)
 """Below, the nearest double of a time in microseconds is less than half a nanosecond off."""
+EXACT_INTEGER = 2**53
+"""Below, a double holds every whole number."""
 LARGEST_NS = 3 * 10**18
 """95 years. The distance of any two ends of events then fits 64 bits."""
 
@@ -330,7 +333,7 @@ class TraceFile:
 
     def _decode_batch(self, text: bytes) -> Batch:
         events, num_odd = self._decode_events(text)
-        if not self._is_exact and _find_largest(events) >= EXACT_MICROSECONDS:
+        if not self._is_exact and _needs_decimals(events):
             self._is_exact = self._may_be_decimal = True
             events, num_odd = self._decode_events(text)
         self.num_unusable += num_odd
@@ -378,6 +381,9 @@ class TraceFile:
         return found, is_usable
 
 
-def _find_largest(events: list[Event]) -> float:
-    """The latest time of a list, in the unit of the file."""
-    return float(max(filter(None, [event.ts for event in events]), default=0.0))
+def _needs_decimals(events: list[Event]) -> bool:
+    """Whether a double would not hold the times of a list."""
+    times = [event.ts for event in events if event.ts is not None]
+    largest = max(times, default=0)
+    is_whole = set(map(type, times)) <= {int}
+    return largest >= (EXACT_INTEGER if is_whole else EXACT_MICROSECONDS)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,21 @@ def choose_records(records: Records, known: Sequence[ProfilerStep], wanted: Step
     """Which records count, given the steps of the trace."""
     if wanted is None:
         return np.ones(len(records), dtype=np.bool_)
-    return np.isin(records["step"], [place for place, step in enumerate(known) if step.number in wanted])
+    return find_among(records["step"], [place for place, step in enumerate(known) if step.number in wanted])
+
+
+def find_distinct(values: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+    """Every value once, in order. (`np.unique` loads numpy's masked arrays, which takes longer than a small trace.)"""
+    ordered = np.sort(values)
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+
+
+def find_among(values: NDArray[np.integer[Any]], chosen: Iterable[int]) -> NDArray[np.bool_]:
+    """Which of the values are among the chosen, which may be many."""
+    ordered = np.array(sorted(chosen), dtype=np.int64)
+    if not len(ordered):
+        return np.zeros(len(values), dtype=np.bool_)
+    return np.asarray(ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values)
 
 
 def place_in_steps(steps: Sequence[ProfilerStep], times: NDArray[np.int64]) -> NDArray[np.int32]:

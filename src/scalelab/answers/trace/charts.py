@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from scalelab.errors import ScalelabError
 from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart
-from scalelab.studies.shared.arms import Arm
 from scalelab.trace.job_trace import JobTrace, find_trace_files, read_ranks
 from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_time import find_parts_of_collectives, select_busy
 from scalelab.trace.rank_trace import RankTrace, Tables
 from scalelab.trace.windows import ProfilerStep, Steps, Window
 from scalelab.units import format_seconds
+
+if TYPE_CHECKING:
+    from scalelab.studies.shared.arms import Arm
 
 RESOLUTION = 2000
 """Events shorter than this part of the step are merged while a trace is read."""

@@ -29,7 +29,6 @@ from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operator
 from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
-from scalelab.studies.shared.breakdown import WAITING
 from scalelab.trace.job_trace import find_match_doubts
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.waiting import summarise_kinds, summarise_transfers
@@ -137,6 +136,8 @@ def _summarise_waiting(view: TraceView) -> Iterator[Finding]:
     arrivals, matching = view.arrivals, view.matching
     if arrivals is None or matching is None:
         return
+    from scalelab.studies.shared.breakdown import WAITING  # here: one trace alone needs none of it
+
     is_all = not matching.num_point_to_point and not any(matching.num_unmatched.values())
     share = measure_waiting(view)
     if share is not None:
