@@ -173,7 +173,7 @@ def test_clocks_that_broadcasts_set_are_doubted(tmp_path: Path) -> None:
     builders = [TraceBuilder(rank=rank) for rank in range(2)]
     for rank, builder in enumerate(builders):
         for number in range(9):
-            builder.collective("broadcast", 1000 * number + 100 * rank, 5 + 15 * rank)
+            builder.collective("broadcast", 1000 * number + 37 * number**2 + 100 * rank, 5 + 15 * rank)
     (doubt,) = find_match_doubts(write_job(tmp_path, builders))
     assert doubt.kind == "uncertain-clocks"
     for builder in builders:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalelab.trace.pairing import Ends, find_increasing, pair_ends
+from scalelab.trace.clocks import find_increasing
+from scalelab.trace.pairing import Ends, pair_close, pair_ends
 
 SECOND = 1_000_000_000
 RNG = np.random.default_rng
@@ -58,7 +59,29 @@ def test_a_regular_beat_leaves_doubt_unless_the_clock_is_the_same() -> None:
     assert pair_ends(left, right).certainty < 0.1
     found = pair_ends(left, right, is_same_clock=True)
     assert (found.certainty, found.pairs[0].tolist()) == (1, [1, 0])
-    assert pair_ends(left, left).certainty == 1
+    assert pair_ends(left, left).certainty < 0.1
+    assert pair_ends(left, left, is_same_clock=True).certainty == 1
+
+
+def test_an_extra_collective_is_paired_with_none() -> None:
+    ends = np.cumsum(RNG(3).normal(3e6, 5e5, 40))
+    with_extra = np.sort(np.append(np.delete(ends, [7, 21]), [ends[7] - 4e5, ends[30] + 1e6]))
+    found = pair_ends(make_ends(np.arange(40), ends), make_ends(np.arange(40), with_extra + SECOND))
+    assert (found.certainty, len(found.pairs)) == (1, 38)
+    assert all(abs(with_extra[j] - ends[i]) < 1 for i, j in found.pairs)
+
+
+def test_where_several_are_as_close_only_equal_numbers_are_paired() -> None:
+    left = np.array([0, 5_000, 1_000_000, 1_005_000], dtype=np.int64)
+    right = np.array([2_000, 6_000, 1_002_000], dtype=np.int64)
+    found = [
+        pair for i, j in pair_close(left, right, spread=4_000.0) for pair in zip(i.tolist(), j.tolist(), strict=True)
+    ]
+    assert found == [(0, 0), (1, 1)]
+    finer = [
+        pair for i, j in pair_close(left, right, spread=500.0) for pair in zip(i.tolist(), j.tolist(), strict=True)
+    ]
+    assert finer == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_threads_that_end_late_keep_their_order() -> None:

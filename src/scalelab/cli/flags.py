@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from scalelab.checks import FLAGS, flag
+from scalelab.cli.project import add_defaults, describe_defaults
 from scalelab.errors import UsageError
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ MEANT |= {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
     """The dataclass of a verb from its arguments; `--help` prints and exits."""
-    parsed, unknown = parse_known_flags(kind, args, verb)
+    parsed, unknown = parse_known_flags(kind, add_defaults(kind, args), verb)
     if unknown:
         raise UsageError(f"unknown option {unknown[0]}: see scalelab {verb} --help")
     return parsed
@@ -63,7 +64,8 @@ def parse_known_flags(
     if {"-h", "--help", "--help-all"} & set(args):
         from scalelab.cli.help import print_help
 
-        print_help(kind, verb, description or inspect.getdoc(kind) or "", shows_all="--help-all" in args)
+        told = (inspect.getdoc(kind) or "") if description is None else description
+        print_help(kind, verb, told, shows_all="--help-all" in args, given=describe_defaults(kind, args))
         raise SystemExit(0)
     parse: Any = tyro.cli
     with raising_errors(args, verb):

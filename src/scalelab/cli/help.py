@@ -14,7 +14,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -92,15 +92,19 @@ class Flag:
     """The first sentence of the text, for `--help` of a command with many flags; empty: the whole text."""
 
 
-def print_help(kind: type[Any], verb: str, description: str, *, shows_all: bool) -> None:
+def print_help(
+    kind: type[Any], verb: str, description: str, *, shows_all: bool, given: Mapping[str, str] | None = None
+) -> None:
     """Print the usage, what the command does, and its flags by group."""
-    print(render_help(kind, verb, description, shows_all=shows_all))  # noqa: T201
+    print(render_help(kind, verb, description, shows_all=shows_all, given=given))  # noqa: T201
 
 
-def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool) -> str:
-    """The whole help as text, as wide as the terminal up to 100 columns."""
+def render_help(
+    kind: type[Any], verb: str, description: str, *, shows_all: bool, given: Mapping[str, str] | None = None
+) -> str:
+    """The whole help as text, as wide as the terminal up to 100 columns; `given` are defaults of the project."""
     width = min(MOST_COLUMNS, shutil.get_terminal_size((MOST_COLUMNS, 40)).columns)
-    flags = list_flags(kind)
+    flags = [put_default(one, given or {}) for one in list_flags(kind)]
     positional = [one for one in flags if one.is_positional]
     shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if one.is_common]
     num_hidden = len(flags) - len(shown)
@@ -118,6 +122,15 @@ def render_help(kind: type[Any], verb: str, description: str, *, shows_all: bool
     if num_hidden:
         lines += ["", f"{num_hidden} more options: scalelab {verb} --help-all"]
     return "\n".join(lines)
+
+
+def put_default(one: Flag, given: Mapping[str, str]) -> Flag:
+    """The flag with the default of the project's file instead of its own; `--help` shows it."""
+    default = given.get(one.invocation.partition(" ")[0])
+    if default is None:
+        return one
+    full, brief = (f"{text.partition(' (default: ')[0]} {default}" for text in (one.text, one.brief or one.text))
+    return replace(one, text=full, brief=brief, is_common=True)
 
 
 def render_names(flags: Sequence[Flag], width: int) -> list[str]:

@@ -24,12 +24,15 @@ def main(args: Sequence[str]) -> int:
         return 0 if args else 2
     if args[0].startswith("-"):
         raise UsageError(f"the study comes first: scalelab run STUDY {args[0]} …; studies: {', '.join(STUDIES)}")
-    from scalelab.cli.study_flags import parse_study
+    from scalelab.cli.study_flags import add_project, parse_study
+    from scalelab.studies.catalogue import load_study
 
-    words = list(args[1:])
-    script = words[words.index("--") + 1 :] if "--" in words else None
-    study, execution = parse_study(args[0], words[: words.index("--")] if script is not None else words, script)
-    return measure_study(study, execution, ["scalelab", "run", *args])
+    name, *words = args
+    end = words.index("--") if "--" in words else len(words)
+    is_script = end < len(words)
+    own = add_project(load_study(name), words[:end], is_script=is_script, is_told=True)
+    study, execution = parse_study(name, own, words[end + 1 :] if is_script else None)
+    return measure_study(study, execution, ["scalelab", "run", name, *own, *words[end:]])
 
 
 def print_studies() -> None:

@@ -21,6 +21,7 @@ from scalelab.checks import FLAGS, check_divisible, flag
 from scalelab.cli.batch.submission import Submission
 from scalelab.cli.flags import RunsDir, parse_known_flags
 from scalelab.cli.output import Output
+from scalelab.cli.project import add_defaults
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option
@@ -68,7 +69,7 @@ def parse_study(name: str, args: Sequence[str], script: Sequence[str] | None = N
 
 def parse_kind(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, Execution]:
     """The study with its workload's options, and how to execute it, from the flags."""
-    args = translate_batch(kind, args)
+    args = translate_batch(kind, add_project(kind, args))
     if not is_training(kind):
         return parse_plain(kind, args, verb)
     workload = find_flag_value(args, "--workload") or find_default_job(kind).workload
@@ -99,7 +100,7 @@ def parse_script_study(
     for name in ("--workload", "--strategy", "--strategies"):
         if find_flag_value(args, name) is not None:
             raise UsageError(f"{name} does not apply to a script: leave it out with --")
-    study, execution = parse_plain(kind, translate_batch(kind, args), verb)
+    study, execution = parse_plain(kind, translate_batch(kind, add_project(kind, args, is_script=True)), verb)
     return dataclasses.replace(study, job=dataclasses.replace(study.job, script=script)), execution
 
 
@@ -110,6 +111,13 @@ def parse_plain(kind: type[Any], args: Sequence[str], verb: str) -> tuple[Any, E
     if extra:
         raise UsageError(explain_unknown_flag(extra[0], command, f"scalelab {verb} --help"))
     return hasten(answer, args), answer.execution
+
+
+def add_project(kind: type[Any], args: Sequence[str], *, is_script: bool = False, is_told: bool = False) -> list[str]:
+    """The arguments of a study with the project's defaults in front; twice is once."""
+    is_help = {"-h", "--help", "--help-all"} & set(args)
+    command = make_command_class(kind, None, "")
+    return add_defaults(command, args, is_script=is_script, is_told=is_told and not is_help)
 
 
 def hasten(answer: Any, args: Sequence[str]) -> Any:

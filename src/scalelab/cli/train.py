@@ -13,7 +13,7 @@ from scalelab.answers.train import TrainStudy, reopen_training
 from scalelab.cli.batch.submission import prepare
 from scalelab.cli.batch.submit import start_and_submit
 from scalelab.cli.measuring import measure_and_report
-from scalelab.cli.study_flags import parse_kind
+from scalelab.cli.study_flags import add_project, parse_kind
 from scalelab.errors import UsageError
 from scalelab.launch.batch.handover import show_scripts
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
@@ -26,8 +26,9 @@ from scalelab.runs.launching import choose_launcher
 
 
 def main(args: Sequence[str]) -> int:
-    train, execution = parse_kind(TrainStudy, args, "train")
     member = find_member(os.environ)
+    args = add_project(TrainStudy, args, is_told=member is None)
+    train, execution = parse_kind(TrainStudy, args, "train")
     train = join_ranks(train, member) if member else train
     train = place_checkpoints(train, is_first=member is None or member.rank == 0)
     record = None

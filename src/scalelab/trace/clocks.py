@@ -12,6 +12,7 @@ and Its Variations", Algorithmica 1, 1986): fast if little differs, and given up
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -171,3 +172,22 @@ def align_from_end(left: Sequence[Hashable], right: Sequence[Hashable]) -> Pairs
     """The same, with entries paired as late as possible where several answers are as good."""
     pairs = align_lists(left[::-1], right[::-1])
     return [(len(left) - 1 - i, len(right) - 1 - j) for i, j in reversed(pairs)]
+
+
+def find_increasing(values: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Places of a longest increasing list of values (patience sorting)."""
+    if (np.diff(values) > 0).all():
+        return np.arange(len(values))
+    tops: list[int] = []
+    places: list[int] = []
+    before = np.full(len(values), -1, dtype=np.intp)
+    for place, value in enumerate(values.tolist()):
+        pile = bisect_left(tops, value)
+        before[place] = places[pile - 1] if pile else -1
+        tops[pile : pile + 1], places[pile : pile + 1] = [value], [place]
+    found = []
+    place = places[-1] if places else -1
+    while place >= 0:
+        found.append(place)
+        place = int(before[place])
+    return np.array(found[::-1], dtype=np.intp)

@@ -8,7 +8,8 @@ rules of HolisticTraceAnalysis:
     other          the rest: waiting for another stream or an event, or a launch that is not in the trace
 
 Short is what the device needs to switch: up to `SHORT` times the lower quartile of the gaps before kernels launched in
-time, at least the 30 ns of HolisticTraceAnalysis and at most 10 µs. On real devices the quartile is 1 to 3 µs.
+time, at least the 30 ns of HolisticTraceAnalysis and at most 10 µs. Shorter gaps than 30 ns are not in the quartile:
+some devices (MI300) end a kernel when the next begins. On real devices the quartile is 1 to 3 µs.
 
 They add up to the idle time of the stream, between its first kernel and its last, in integer nanoseconds. Without a
 device, gaps are those between the operators of a host thread and have no reason.
@@ -111,6 +112,7 @@ class _Gaps:
 def find_switch_limit(counts: Iterable[NDArray[np.int64]]) -> int:
     """The longest gap that is the device's own, from the gaps of all its streams."""
     count = sum(counts, start=np.zeros(NUM_BINS, dtype=np.int64))
+    count[: int(find_bins(np.array([SHORTEST_SWITCH_NS]))[0])] = 0
     usual = find_quantile(count, 0.25) or 0.0
     return round(min(max(SHORT * usual, SHORTEST_SWITCH_NS), LONGEST_SWITCH_NS))
 

@@ -10,9 +10,9 @@ from itertools import count, islice
 from pathlib import Path
 
 from scalelab.errors import TraceUnreadable, UsageError
+from scalelab.trace.groups import list_members
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.matching import Matching, match_collectives
-from scalelab.trace.pairing import list_members
 from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank
 from scalelab.trace.waiting import JobArrivals, find_arrivals
 from scalelab.units import format_count, format_share

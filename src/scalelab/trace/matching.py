@@ -5,7 +5,7 @@ size, order and time do (`pairing.py`). Collectives in one trace only are counte
 are matched if torch's annotation says between which ranks they run; other point-to-point kernels only if all ranks of
 their group leave them together, as in an all-to-all.
 
-A collective whose group is not recorded may fit several (`pairing.py`): the one whose ranks leave it together is taken.
+A collective whose group is not recorded may fit several (`groups.py`): the one whose ranks leave it together is taken.
 
 In a matched collective
 
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from scalelab.trace.clocks import ENDS_TOGETHER, Clock, set_clock
 from scalelab.trace.collectives import Collective
-from scalelab.trace.pairing import POINT_TO_POINT, Ends, GroupFinder, GroupKey, Pairing, measure_agreement, pair_ends
+from scalelab.trace.groups import POINT_TO_POINT, GroupFinder, GroupKey, agree_on_keys
+from scalelab.trace.pairing import Ends, Pairing, measure_agreement, pair_ends
 from scalelab.trace.rank_trace import RankTrace
 
 Times = NDArray[np.int64]
@@ -201,7 +202,7 @@ def _confirm(found: Sequence[_Matched]) -> list[_Matched]:
     kept = [one for one in found if not one.key.is_inferred]
     taken: set[tuple[int, int]] = set()
     inferred = [one for one in found if one.key.is_inferred and len(one.table)]
-    for one in sorted(inferred, key=lambda one: (-round(one.agreement * len(one.table)), one.key)):
+    for one in sorted(inferred, key=lambda one: (-round(one.agreement * one.table.size), one.key)):
         places = {
             (rank, lane.places[place])
             for column, (rank, lane) in enumerate(one.lanes.items())
@@ -216,14 +217,21 @@ def _confirm(found: Sequence[_Matched]) -> list[_Matched]:
 
 def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> dict[GroupKey, dict[int, _GroupLane]]:
     """The collectives by group and rank; one whose group is not recorded may stand in several."""
-    lanes: dict[GroupKey, dict[int, _GroupLane]] = {}
+    keyed: list[tuple[GroupKey, int, int, Collective]] = []
     for rank, trace in sorted(ranks.items()):
         finder = GroupFinder(rank, trace)
-        for place, collective in enumerate(trace.collectives):
-            for key in finder.list_keys(collective) if collective.group_size != 1 else ():
-                lane = lanes.setdefault(key, {}).setdefault(rank, _GroupLane(trace, [], []))
-                lane.places.append(place)
-                lane.collectives.append(collective)
+        keyed += [
+            (key, rank, place, collective)
+            for place, collective in enumerate(trace.collectives)
+            if collective.group_size != 1
+            for key in finder.list_keys(collective)
+        ]
+    agreed = agree_on_keys({key for key, *_ in keyed})
+    lanes: dict[GroupKey, dict[int, _GroupLane]] = {}
+    for key, rank, place, collective in keyed:
+        lane = lanes.setdefault(agreed[key], {}).setdefault(rank, _GroupLane(ranks[rank], [], []))
+        lane.places.append(place)
+        lane.collectives.append(collective)
     return lanes
 
 
