@@ -53,8 +53,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelab.records.store import RunStore, find_runs
-from scalelab.report.document import Document
-from scalelab.report.renderers.exports import render_json
+from scalelab.report.document import Document, render_json
 from scalelab.studies.catalogue import derive_document
 
 REPORTS = Path(__file__).parent / "reports"

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from scalelab.recipes.reproduce import RECIPES
-from scalelab.report.renderers.exports import render_json
+from scalelab.report.document import render_json
 from scalelab.studies.catalogue import STUDIES
 
 DOCS = Path(__file__).parents[1] / "docs"

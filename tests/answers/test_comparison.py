@@ -17,9 +17,8 @@ from scalelab.cli.compare import judge_for_ci, read_gates
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Status, Trial, to_builtins
-from scalelab.report.document import Document, read_document
+from scalelab.report.document import Document, read_document, render_json
 from scalelab.report.findings import select
-from scalelab.report.renderers.exports import render_json
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
 from tests.analysis.noise import simulate_drift, simulate_rounds

@@ -26,8 +26,8 @@ from scalelab.quantize.diagnosis import (
 )
 from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork
 from scalelab.quantize.scales import quantize_network
+from scalelab.quantize.sessions import one_thread
 from scalelab.quantize.simulate import simulate_logits
-from scalelab.quantize.timing import one_thread
 from scalelab.records.quantized import Quantized
 from scalelab.records.tasks import Quantization
 from scalelab.studies.quantize.answer import rank_layers

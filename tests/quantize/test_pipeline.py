@@ -15,7 +15,7 @@ from scalelab.errors import UsageError
 from scalelab.quantize import pipeline as module
 from scalelab.quantize.held_out import HeldOut
 from scalelab.quantize.pipeline import Pipeline, Task
-from scalelab.quantize.timing import one_thread
+from scalelab.quantize.sessions import one_thread
 from scalelab.records.quantized import Quantized
 from scalelab.records.tasks import Quantization
 from scalelab.records.trial import from_builtins, to_builtins

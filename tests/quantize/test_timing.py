@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from scalelab.quantize import timing
-from scalelab.quantize.timing import one_thread, time_runtimes
+from scalelab.quantize import sessions
+from scalelab.quantize.sessions import one_thread, time_runtimes
 
 
 def test_every_runtime_is_called_in_every_round_and_warmed_each_time() -> None:
@@ -30,7 +30,7 @@ def test_the_order_changes_from_round_to_round_and_is_that_of_the_seed() -> None
 
 
 def test_a_slow_call_is_timed_once_a_round() -> None:
-    assert timing._count_calls(lambda: torch.ones(500, 500) @ torch.ones(500, 500)) < timing.MOST_CALLS
+    assert sessions._count_calls(lambda: torch.ones(500, 500) @ torch.ones(500, 500)) < sessions.MOST_CALLS
 
 
 def test_threads_are_given_back() -> None:

@@ -20,8 +20,8 @@ from scalelab.report.document import (
     Table,
     make_cell,
     read_document,
+    render_json,
 )
-from scalelab.report.renderers.exports import render_json
 from tests.report.samples import build_strong_scaling, build_troubled_scaling, draw_documents, make_row
 
 COLUMN = Column(key="speedup", header="speedup", quantity="ratio")

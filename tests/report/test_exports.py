@@ -10,9 +10,9 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, read_document
-from scalelab.report.renderers.exports import CSV_HEADER, render_csv, render_json
-from scalelab.report.text import clean_text
+from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, read_document, render_json
+from scalelab.report.layout import clean_text
+from scalelab.report.renderers.csv_table import CSV_HEADER, render_csv
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,

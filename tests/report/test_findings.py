@@ -8,9 +8,8 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
-from scalelab.report.document import Document, read_document
+from scalelab.report.document import Document, read_document, render_json
 from scalelab.report.findings import DETAIL, MAIN, CautionKind, FindingKind, order_cautions, order_findings, select
-from scalelab.report.renderers.exports import render_json
 
 SPEEDUP = FindingKind("speedup", "How many times as fast", MAIN, ("speedup",))
 CONTROL = FindingKind("control", "The reference measured twice", DETAIL, ("ratio", "verdict"))

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.report.document import Chart, Document, Section
+from scalelab.report.document import Chart, Document, Section, render_json
 from scalelab.report.renderers import html_files as html_script
-from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import count_values, name_file, render_html, set_table
 from scalelab.report.renderers.html_files import load_script, pack_runs
 from tests.records import make_result, make_store

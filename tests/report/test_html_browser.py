@@ -16,9 +16,8 @@ from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.step_times import plot_timeline
-from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.exports import render_json
 from scalelab.report.renderers.html import render_html
 from scalelab.report.renderers.html_files import pack_runs
 from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, list_names

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from scalelab.report.document import Document
+from scalelab.report.layout import clean_text
 from scalelab.report.renderers.markdown import escape_markdown, render_markdown
-from scalelab.report.text import clean_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,

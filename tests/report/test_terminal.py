@@ -11,9 +11,8 @@ from hypothesis import given, settings
 
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution, Finding
-from scalelab.report.layout import MOST_LINES, format_columns
+from scalelab.report.layout import MOST_LINES, clean_text, format_columns, measure_text
 from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles
-from scalelab.report.text import clean_text, measure_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.report.text import clean_text, measure_text, pad_text, wrap_text
+from scalelab.report.layout import clean_text, measure_text, pad_text, wrap_text
 from tests.report.samples import HOSTILE_TEXTS
 
 

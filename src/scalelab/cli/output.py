@@ -50,7 +50,8 @@ class Output:
         """The requested formats: target and renderer by flag."""
         if not any((self.html, self.pdf, self.markdown, self.json, self.csv)):
             return {}
-        from scalelab.report.renderers.exports import render_csv, render_json
+        from scalelab.report.document import render_json
+        from scalelab.report.renderers.csv_table import render_csv
         from scalelab.report.renderers.markdown import render_markdown
 
         every: dict[str, tuple[str | None, Renderer]] = {

@@ -25,7 +25,7 @@ from scalelab.recipes.scripts import write_scripts
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import RunStore, hash_workload
-from scalelab.report.text import clean_text
+from scalelab.report.layout import clean_text
 from scalelab.workloads.source import find_root, list_imported, split_name
 
 LEFT_OUT = ("checkpoints",)

@@ -18,8 +18,8 @@ from typing import Any
 from scalelab.errors import UsageError
 from scalelab.export.points import Point, find_first_start, list_answers, list_points, read_start
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.document import Document
-from scalelab.report.renderers.exports import render_csv, render_json
+from scalelab.report.document import Document, render_json
+from scalelab.report.renderers.csv_table import render_csv
 from scalelab.report.renderers.markdown import render_markdown
 
 NO_MLFLOW = "--mlflow needs mlflow, which is not installed: pip install 'scalelab[mlflow]'"

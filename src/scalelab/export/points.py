@@ -25,7 +25,7 @@ from scalelab.records.observations import Fetch, Transfer
 from scalelab.records.tasks import PHASES
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.report.document import Document
-from scalelab.report.text import clean_text
+from scalelab.report.layout import clean_text
 from scalelab.studies.shared.arms import count_step_samples
 
 LONGEST_NAME = 60

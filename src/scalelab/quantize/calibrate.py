@@ -43,7 +43,7 @@ import torch
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.histogram import Bins, ValueHistogram, Values, count_values, merge_histograms, rebin
 from scalelab.quantize.network import PASSING, CapturedNetwork, run_float
-from scalelab.quantize.timing import one_thread
+from scalelab.quantize.sessions import one_thread
 
 Method = Literal["minmax", "sigma", "percentile", "mse", "entropy"]
 Range = tuple[float, float]

@@ -52,8 +52,8 @@ from scalelab.quantize.export import Run, export_models, list_sizes, name_kernel
 from scalelab.quantize.held_out import HeldOut, check_finite
 from scalelab.quantize.network import WEIGHTED, CapturedNetwork, QuantizedNetwork, run_float
 from scalelab.quantize.scales import list_remarks, quantize_network
+from scalelab.quantize.sessions import Call, one_thread, time_runtimes
 from scalelab.quantize.simulate import simulate_logits
-from scalelab.quantize.timing import Call, one_thread, time_runtimes
 from scalelab.records.quantized import SMALL_NET, LayerReport, Quantized, Stage
 from scalelab.records.tasks import Quantization
 

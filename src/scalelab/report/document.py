@@ -9,17 +9,19 @@ can be measured.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import DamagedRun
 from scalelab.report.findings import DETAIL, MAIN, Caution, Finding, Value, order_cautions, order_findings
-from scalelab.report.text import Align
 from scalelab.units import Quantity
 
+Align = Literal["left", "right"]
+STRICT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 SCHEMA_VERSION = 2
 """Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
 BRIEF_CHARACTERS, BRIEF_ROWS = 420, 8
@@ -228,3 +230,27 @@ def upgrade_document(data: dict[str, Any], version: int) -> dict[str, Any]:
         for number, text in enumerate(data.pop("summary", ()))
     ]
     return data | {"findings": findings, "schema_version": SCHEMA_VERSION}
+
+
+def render_json(document: Document) -> str:
+    """The document as strict JSON, indented but for the figures: those are for programs, each on one line."""
+    from scalelab.records.trial import to_builtins
+
+    data: Any = _replace_non_finite(to_builtins(document))
+    charts = [chart for section in data["sections"] for chart in section["charts"]]
+    specs = iter([json.dumps(chart["spec"], **STRICT, separators=(",", ":")) for chart in charts])
+    for chart in charts:
+        chart["spec"] = None
+    # No text can hold this key: its quotes would be escaped.
+    text = re.sub('"spec": null', lambda _: f'"spec": {next(specs)}', json.dumps(data, **STRICT, indent=2))
+    # Halves of characters, from file names that could not be decoded, fit no file.
+    return text.encode("utf-8", "replace").decode("utf-8") + "\n"
+
+
+def _replace_non_finite(data: object) -> object:
+    """The same builtins with None for nan and the infinities, which JSON cannot hold."""
+    if isinstance(data, dict):
+        return {key: _replace_non_finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_replace_non_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -27,9 +27,8 @@ from scalelab.records.running import Neighbour, Occupation, read_neighbours
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
-from scalelab.report.document import Document
+from scalelab.report.document import Document, render_json
 from scalelab.report.findings import Caution, CautionKind
-from scalelab.report.renderers.exports import render_json
 from scalelab.runs.launching import choose_launcher, copy_for_script
 from scalelab.units import format_bytes
 

@@ -26,7 +26,7 @@ from scalelab.records.running import RUNNING, find_holder
 from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status
 from scalelab.records.trial import Status
 from scalelab.report.document import Document
-from scalelab.report.text import clean_text
+from scalelab.report.layout import clean_text
 from scalelab.studies.catalogue import derive_document, find_name, read_study
 
 if TYPE_CHECKING:

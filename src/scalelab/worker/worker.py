@@ -39,8 +39,7 @@ from scalelab.launch.agreement import (
     samples_file,
     trace_file,
 )
-from scalelab.launch.ranks.placement import assign_cores
-from scalelab.launch.ranks.topology import find_numa_nodes, read_numa_nodes
+from scalelab.launch.ranks.placement import assign_cores, find_numa_nodes, read_numa_nodes
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import write_json
 from scalelab.records.observations import RankReport

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.launch.ranks.placement import Placement, bind_ranks, find_distance, find_mistakes, read_placement
-from scalelab.launch.ranks.topology import (
+from scalelab.launch.ranks.placement import (
     LocalDevice,
+    Placement,
+    bind_ranks,
     choose_device,
+    find_distance,
+    find_mistakes,
     find_numa_nodes,
     format_cores,
     format_mask,
@@ -21,6 +24,7 @@ from scalelab.launch.ranks.topology import (
     parse_cores,
     read_distances,
     read_numa_nodes,
+    read_placement,
 )
 from scalelab.records.trial import Trial
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scalelab.report.charts.plot import Row
-from scalelab.report.charts.range_histogram import (
+from scalelab.report.charts.amounts import (
     MOST_BINS,
     HistogramBins,
     join_bins,
@@ -11,6 +10,7 @@ from scalelab.report.charts.range_histogram import (
     list_marks,
     plot_histogram,
 )
+from scalelab.report.charts.plot import Row
 from tests.report.charts.figures import draw, list_texts, list_values
 
 BINS = HistogramBins(low=-1.0, high=1.0, counts=(1, 0, 30, 9))

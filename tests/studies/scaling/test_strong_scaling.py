@@ -14,10 +14,9 @@ from scalelab.errors import NothingMeasured
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
-from scalelab.report.document import Cell, read_document
+from scalelab.report.document import Cell, read_document, render_json
 from scalelab.report.findings import ASIDE, MAIN
 from scalelab.report.layout import shorten
-from scalelab.report.renderers.exports import render_json
 from scalelab.studies.scaling.answer import _split_loss
 from scalelab.studies.shared.sampling import Sampling
 from tests.records import replace_losses

@@ -14,8 +14,7 @@ from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.report.charts.step_times import OUTLIER, WARM_UP
-from scalelab.report.document import Chart, Document
-from scalelab.report.renderers.exports import render_json
+from scalelab.report.document import Chart, Document, render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.studies.catalogue import derive_document

@@ -46,8 +46,7 @@ from scalelab.launch.batch.system import (
 )
 from scalelab.launch.ranks.allocation import name_job
 from scalelab.records.store import RunStore
-from scalelab.report.document import Document
-from scalelab.report.renderers.exports import render_json
+from scalelab.report.document import Document, render_json
 from scalelab.runs.experiment import TrialEnded, TrialStarted, check_something_measured, conclude_run, start_run
 from scalelab.studies.shared.study import Study
 

@@ -47,8 +47,7 @@ from scalelab.launch.joined import find_member
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.discovery import Membership
-from scalelab.launch.ranks.placement import Placement, find_mistakes, read_placement
-from scalelab.launch.ranks.topology import format_cores
+from scalelab.launch.ranks.placement import Placement, find_mistakes, format_cores, read_placement
 from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
 from scalelab.records.files import read_json, storage_errors, write_json
 from scalelab.records.schema import write_trial

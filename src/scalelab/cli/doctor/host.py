@@ -24,8 +24,14 @@ from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
 from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
-from scalelab.launch.ranks.placement import Placement, find_mistakes, read_placement
-from scalelab.launch.ranks.topology import count_hyperthreads, format_cores, read_numa_nodes
+from scalelab.launch.ranks.placement import (
+    Placement,
+    count_hyperthreads,
+    find_mistakes,
+    format_cores,
+    read_numa_nodes,
+    read_placement,
+)
 from scalelab.records.environment import find_gpus, read_available_memory, usable_cores
 from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity

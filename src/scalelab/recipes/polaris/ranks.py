@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scalelab.answers.train import TrainStudy
 from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
-from scalelab.launch.ranks.topology import format_mask
+from scalelab.launch.ranks.placement import format_mask
 from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,

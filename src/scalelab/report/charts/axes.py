@@ -18,7 +18,7 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.findings import Value
-from scalelab.report.text import clean_text
+from scalelab.report.layout import clean_text
 from scalelab.units import GROUP_SEPARATOR, UNKNOWN, Quantity, Unit, choose_unit, format_estimate, format_quantity
 
 Row = Mapping[str, "Value | Estimate"]

@@ -23,10 +23,10 @@ from html import escape
 from importlib.resources import files
 
 from scalelab import __version__
-from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
-from scalelab.report.layout import MOST_FINDINGS, TextColumn, format_columns, list_notes
-from scalelab.report.renderers.exports import render_csv, render_json
+from scalelab.report.layout import MOST_FINDINGS, TextColumn, clean_text, format_columns, list_notes
+from scalelab.report.renderers.csv_table import render_csv
 from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (
     BESIDE,
@@ -42,7 +42,6 @@ from scalelab.report.renderers.theme import (
     list_names,
     make_config,
 )
-from scalelab.report.text import clean_text
 from scalelab.units import PLUS_MINUS, format_bytes
 
 LONG_PROSE = 40

@@ -13,8 +13,8 @@ from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Document
+from scalelab.report.layout import clean_text
 from scalelab.report.renderers.theme import FONT, apply_theme
-from scalelab.report.text import clean_text
 
 SHOWN = (
     (0x20, 0x7E),

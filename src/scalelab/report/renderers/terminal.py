@@ -14,8 +14,19 @@ from typing import NamedTuple, TextIO
 
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.layout import FEWEST_ROWS, MOST_LINES, TextColumn, format_columns, list_notes, shorten
-from scalelab.report.text import clean_text, measure_text, pad_text, split_words, wrap_text
+from scalelab.report.layout import (
+    FEWEST_ROWS,
+    MOST_LINES,
+    TextColumn,
+    clean_text,
+    format_columns,
+    list_notes,
+    measure_text,
+    pad_text,
+    shorten,
+    split_words,
+    wrap_text,
+)
 
 GAPS = (3, 2)
 """The blanks between two columns, in the order in which they are tried."""

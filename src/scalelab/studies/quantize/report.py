@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from scalelab.analysis.paired import PairedCounts, estimate_share
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
-from scalelab.report.charts.amounts import plot_amounts
+from scalelab.report.charts.amounts import HistogramBins, list_marks, plot_amounts, plot_histogram
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.charts.plot import Axis, Row, plot_lines
-from scalelab.report.charts.range_histogram import HistogramBins, list_marks, plot_histogram
 from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import Known
 from scalelab.report.tables import (

@@ -1,47 +1,28 @@
-"""The numbers of a document for other programs: JSON and CSV, raw and in base units.
+"""The numbers of a document for spreadsheets and pandas: CSV, raw and in base units.
 
-JSON is the whole document, as `read_document` takes it; unknown, nan and the infinities are null. CSV is the
-tables in long form, one line per cell, so that tables of any shape fit one file: `pandas.read_csv(path)`
-reads it, and `frame.pivot(index="row", columns="column", values="value")` restores a table. A spreadsheet
-would execute a text that starts like a formula: such a text gets a single quote in front of it.
+The tables are in long form, one line per cell, so that tables of any shape fit one file: `pandas.read_csv(path)` reads
+it, and `frame.pivot(index="row", columns="column", values="value")` restores a table. A spreadsheet would execute a
+text that starts like a formula: such a text gets a single quote in front of it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from scalelab.records.trial import to_builtins
 from scalelab.report.document import Cell, Document
 from scalelab.report.findings import Value
-from scalelab.report.text import clean_text
+from scalelab.report.layout import clean_text
 from scalelab.units import Quantity
 
-STRICT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
 
 _UNITS: Mapping[Quantity, str] = {
     "text": "", "seconds": "s", "bytes": "B", "rate": "1/s", "latency": "s", "bandwidth": "B/s"
 }  # fmt: skip
 """The base units; everything else is a pure number, "1"."""
-
-
-def render_json(document: Document) -> str:
-    """The document as strict JSON, indented but for the figures: those are for programs, each on one line."""
-    data: Any = _replace_non_finite(to_builtins(document))
-    charts = [chart for section in data["sections"] for chart in section["charts"]]
-    specs = iter([json.dumps(chart["spec"], **STRICT, separators=(",", ":")) for chart in charts])
-    for chart in charts:
-        chart["spec"] = None
-    # No text can hold this key: its quotes would be escaped.
-    text = re.sub('"spec": null', lambda _: f'"spec": {next(specs)}', json.dumps(data, **STRICT, indent=2))
-    # Halves of characters, from file names that could not be decoded, fit no file.
-    return text.encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
 def render_csv(document: Document) -> str:
@@ -91,12 +72,3 @@ def _defuse_formula(text: str) -> str:
     """One clean line of text that no spreadsheet takes for a formula."""
     cleaned = clean_text(text)
     return f"'{cleaned}" if cleaned.startswith(("=", "+", "-", "@")) else cleaned
-
-
-def _replace_non_finite(data: object) -> object:
-    """The same builtins with None for nan and the infinities, which JSON cannot hold."""
-    if isinstance(data, dict):
-        return {key: _replace_non_finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_replace_non_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
