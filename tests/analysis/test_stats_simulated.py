@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, compare_together, estimate_median, estimate_ratio, judge
+from scalelab.analysis.stats import Verdict, compare_together, estimate_median, estimate_ratio, judge, pair_medians
+from scalelab.analysis.wander import find_common_memory
 from scalelab.studies.shared.sampling import Sampling
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
@@ -66,15 +67,28 @@ def test_the_median_is_covered_while_the_machine_wanders(num_rounds: int, noise:
     assert 0.93 <= measure_coverage(simulate, truth, replications=1000) <= 0.985
 
 
-def test_a_wander_that_each_configuration_has_for_itself_is_seen_or_widened() -> None:
-    """Rounds are not independent then: without `find_memory` over half of such comparisons would be wrong."""
+@pytest.mark.parametrize(("num_arms", "num_rounds", "most"), [(2, 24, 0.33), (5, 24, 0.14), (5, 12, 0.33)])
+def test_a_wander_that_each_configuration_has_for_itself_is_seen_or_widened(
+    num_arms: int, num_rounds: int, most: float
+) -> None:
+    """Rounds are not independent then: without `wander.py` a third of such comparisons would be wrong."""
     rng = np.random.default_rng(3)
-    verdicts = []
-    for _ in range(400):
-        drifts = [simulate_drift(rng, 24, spread=0.06, memory=0.9) for _ in range(2)]
-        verdicts.append(judge(estimate_ratio(*(simulate_rounds(rng, 1.0, 24, drift=drift) for drift in drifts))))
-    wrong = sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in verdicts) / len(verdicts)
-    assert wrong <= 0.33
+    num_wrong, num_seen = 0, 0
+    for _ in range(200):
+        drifts = [simulate_drift(rng, num_rounds, spread=0.03, memory=0.8) for _ in range(num_arms)]
+        arms = [simulate_rounds(rng, 1.0, num_rounds, drift=drift) for drift in drifts]
+        ratios = compare_together({str(number): (arm, arms[0]) for number, arm in enumerate(arms[1:])})
+        num_wrong += judge(ratios["0"]) in (Verdict.FASTER, Verdict.SLOWER)
+        num_seen += find_common_memory(np.log(pair_medians(arms))) is not None
+    assert num_wrong / 200 <= most
+    assert num_seen / 200 >= {(2, 24): 0.2, (5, 24): 0.7, (5, 12): 0.2}[num_arms, num_rounds]
+
+
+def test_independent_rounds_are_seldom_called_correlated() -> None:
+    rng = np.random.default_rng(6)
+    found = [find_common_memory(rng.standard_normal((5, 12))) for _ in range(1000)]
+    assert sum(one is not None for one in found) <= 20
+    assert find_common_memory(rng.standard_normal((1, 12))) is None
 
 
 @pytest.mark.parametrize("num_rounds", [12, 8, 5, 3])

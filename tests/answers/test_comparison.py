@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from scalelab.analysis.stats import Verdict, estimate_run_ratio, judge
+from scalelab.analysis.stats import DIFFERENT, Verdict, estimate_run_ratio, judge, judge_together
 from scalelab.answers.comparison import RunSide, compare_runs
 from scalelab.cli.compare import judge_for_ci, read_gates
 from scalelab.errors import UsageError
@@ -219,22 +220,31 @@ def test_two_runs_of_the_same_thing_are_seldom_called_different() -> None:
     """Runs at different times on a machine that wanders by 3 %, and by 6 %: at most one in twenty."""
     rng = np.random.default_rng(11)
     for noise in (1.0, 2.0):
-        for is_measured_by in (False, True):
-            wrong = sum(judge_pair(rng, 1.0, noise, is_measured_by) in WRONG for _ in range(300)) / 300
-            assert wrong <= 0.075  # 0.05, and two standard errors of 300
+        for has_yardstick in (False, True):
+            wrong = sum(judge_pair(rng, 1.0, noise, has_yardstick) in DIFFERENT for _ in range(400)) / 400
+            assert wrong <= 0.05 + 2 * 0.011, (noise, has_yardstick)
     found = sum(judge_pair(rng, 1.05, 1.0, True) is Verdict.SLOWER for _ in range(200)) / 200
     assert found >= 0.7
 
 
-WRONG = (Verdict.FASTER, Verdict.SLOWER)
+def test_a_table_of_equal_rows_is_seldom_wrong_about_any() -> None:
+    rng = np.random.default_rng(12)
+    num_wrong = 0
+    for _ in range(60):
+        yardstick, *rows = zip(*(simulate_run(rng, [1.0] * 7, 1.0) for _ in range(2)), strict=True)
+        ratios = {str(number): partial(estimate_run_ratio, *row, yardstick) for number, row in enumerate(rows)}
+        num_wrong += any(judge(ratio) in DIFFERENT for ratio in judge_together(ratios, ratios).values())
+    assert num_wrong <= 6  # 5 % of 60, and two standard errors
 
 
 def judge_pair(rng: np.random.Generator, ratio: float, noise: float, has_yardstick: bool) -> Verdict:
     """The verdict on a row of two runs of 12 rounds, each with a wander of its own, which a plain loop shares."""
-    runs = []
-    for factor in (1.0, ratio):
-        drift = simulate_drift(rng, 12, spread=0.03 * noise)
-        levels = {"within": 0.065 * noise, "between": 0.015 * noise, "drift": drift}
-        runs.append([simulate_rounds(rng, median, **levels) for median in (factor, 1.0)])
-    (before, plain_before), (after, plain_after) = runs
+    (before, plain_before), (after, plain_after) = (simulate_run(rng, [one, 1.0], noise) for one in (1.0, ratio))
     return judge(estimate_run_ratio(after, before, (plain_after, plain_before) if has_yardstick else None))
+
+
+def simulate_run(rng: np.random.Generator, medians: list[float], noise: float) -> list[list[list[float]]]:
+    """Configurations of one run; every launch is one number, with the spread that the median of 20 steps has."""
+    drift = simulate_drift(rng, 12, spread=0.03 * noise)
+    levels = {"within": 0.02 * noise, "between": 0.015 * noise, "spike_share": 0.0, "drift": drift}
+    return [simulate_rounds(rng, median, num_steps=1, **levels) for median in medians]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 Domain = Literal["part", "amount", "signed"]
 """What a number can be: a part of a whole, from 0 to 1; an amount, 0 or more; a difference, of either sign."""
@@ -108,3 +110,12 @@ def confine(estimate: Estimate, domain: Domain) -> Estimate | None:
     )
     assert value is not None
     return Estimate(value=value, low=low, high=high)
+
+
+PREDICTION_CONFIDENCE = 0.8
+
+
+def enclose(value: float, drawn: Sequence[float]) -> Prediction:
+    """A value with the 80 % interval of the results of drawing its inputs many times."""
+    low, high = np.quantile(drawn, [(1 - PREDICTION_CONFIDENCE) / 2, (1 + PREDICTION_CONFIDENCE) / 2])
+    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))

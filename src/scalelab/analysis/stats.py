@@ -13,8 +13,7 @@ why configurations are compared round by round. A round without results is an em
 Step times are skewed, spiky and correlated within a launch: nothing here assumes a normal distribution or counts 240
 steps of 12 launches as 240 facts. Comparing round by round removes what neighbours in time share: a machine that slows
 down by 30 % half-way moves every median and no ratio. This is also why a ratio may differ, on a noisy machine, from the
-quotient of the two printed medians, which has the larger error. (Simulated with such a slow-down, the same interval
-around the quotient of the medians covers 83 to 86 %, not 95 %.)
+quotient of the two printed medians, which has the larger error.
 
 The centre is that of a few numbers, one per round: the log of a ratio, a difference, a fitted fraction. Now and then a
 launch is hit by a burst of other work and its number is far off; if one launch in twenty is hit, the error of the mean
@@ -27,23 +26,22 @@ the same centre. One number has no interval.
 The speed of a machine wanders from round to round, so that neighbouring rounds resemble each other and say less than
 independent ones. Intervals of medians and ratios are widened for that (`wander.py`): with a wander of 3 % and a memory
 of 0.8 from round to round those of medians cover 93 to 97 %, which they would not do half of the time otherwise.
-
-Limits: an interval is about launches like these, at this time of this machine.
+An interval is about launches like these, at this time of this machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.analysis.estimate import Estimate, Prediction
-from scalelab.analysis.wander import find_memory, find_widening
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.wander import find_common_memory, find_memory, find_widening
 
 Rounds = Sequence[Sequence[float]]
 """Positive numbers, one sequence per round, in the order in which the rounds ran."""
@@ -149,11 +147,7 @@ WIDEST_FACTOR = 100.0
 """An interval whose ends differ by more than this factor, as two launches can give, says nothing and is not given."""
 
 SMALLEST_EFFECT = 0.02
-"""A difference of less than 2 % is never called faster or slower.
-
-Without it, one in twenty comparisons of a configuration with itself would be: that is what a 95 % interval
-means.
-"""
+"""A smaller difference is never called faster or slower: one in twenty A/A comparisons would be."""
 
 TOLERANCE = 0.05
 """Two configurations whose ratio surely lies within 1 ± 5 % do not differ in practice."""
@@ -169,6 +163,9 @@ class Verdict(StrEnum):
 
 
 DIFFERENT = (Verdict.FASTER, Verdict.SLOWER)
+
+Estimator = Callable[[float], Estimate]
+"""A ratio with the interval of a tail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +200,7 @@ def estimate_median(rounds: Rounds) -> Estimate:
     Five launches or more: Woodruff's inversion (1952). The share of steps below the median is one half; its
     standard error comes from how that share differs between launches, with Student's t for as many; its
     limits are taken on the logit scale, to stay between 0 and 1 (Agresti, "Categorical Data Analysis",
-    chapter 3); and the quantiles at those limits are the interval. On the plain scale it covers 97 to 99 %
-    where launches differ more than their steps do; on the logit scale, 94 to 96 % there and wherever else
-    it was simulated.
+    chapter 3); and the quantiles at those limits are the interval.
 
     Two to four launches: Student's interval of the logs of the launches' medians, around the same centre.
 
@@ -280,31 +275,47 @@ def _leave_logs(logs: Estimate) -> Estimate:
 def compare_together(pairs: Mapping[str, tuple[Rounds, Rounds]]) -> dict[str, Estimate]:
     """The ratios of one table: at most one table of twenty calls anything different that is not (Holm 1979).
 
+    Where the configurations together show that rounds are not independent, verdicts rest on widened intervals.
+    """
+    arms = {id(rounds): rounds for pair in pairs.values() for rounds in pair}
+    is_wandering = find_common_memory(np.log(pair_medians(list(arms.values())))) is not None
+    return judge_together(
+        {label: partial(estimate_ratio, *pair) for label, pair in pairs.items()},
+        {label: partial(estimate_ratio, *pair, is_wandering=is_wandering) for label, pair in pairs.items()},
+    )
+
+
+def judge_together(own: Mapping[str, Estimator], joint: Mapping[str, Estimator]) -> dict[str, Estimate]:
+    """Ratios with their own intervals and Holm's verdicts, by those of `joint`.
+
     Of k ratios each is tested at 5 % / k; if some differ, the others once more among themselves.
     """
     found: dict[str, Estimate] = {}
-    left = dict(pairs)
+    left = dict(joint)
     while left:
-        joint = {label: estimate_ratio(*pair, TAIL / len(left)) for label, pair in left.items()}
-        sure = [label for label, ratio in joint.items() if judge(ratio) in DIFFERENT]
+        judged = {label: estimate(TAIL / len(left)) for label, estimate in left.items()}
+        sure = [label for label, ratio in judged.items() if judge(ratio) in DIFFERENT]
         for label in sure or list(left):
-            own = estimate_ratio(*left.pop(label))
-            found[label] = JointRatio(value=own.value, low=own.low, high=own.high, judged=joint[label])
-    return {label: found[label] for label in pairs}
+            del left[label]
+            ratio = own[label](TAIL)
+            found[label] = JointRatio(value=ratio.value, low=ratio.low, high=ratio.high, judged=judged[label])
+    return {label: found[label] for label in joint}
 
 
-def estimate_ratio(numerator: Rounds, denominator: Rounds, tail: float = TAIL) -> Estimate:
+def estimate_ratio(
+    numerator: Rounds, denominator: Rounds, tail: float = TAIL, *, is_wandering: bool = False
+) -> Estimate:
     """How many times as long the numerator takes as the denominator, with its 95 % interval.
 
-    Equally many rounds on both sides are compared round by round. Otherwise the logs of the launches'
-    medians are compared as two independent samples (Welch 1947). Fewer than two rounds on either side give
-    no interval: one launch does not show how launches differ.
+    Equally many rounds on both sides are compared round by round. Otherwise the logs of the launches' medians are
+    compared as two independent samples (Welch 1947). Fewer than two rounds give no interval. It is widened where the
+    rounds of these two are surely correlated, or are known to be (`is_wandering`).
     """
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:
         logs = np.log(above / below)
         found = _leave_logs(estimate_location(logs, tail))
-        return found if find_memory(logs) is None else _widen(found, find_widening(logs))
+        return _widen(found, find_widening(logs)) if is_wandering or find_memory(logs) is not None else found
     return estimate_unpaired_ratio(numerator, denominator)
 
 
@@ -318,7 +329,9 @@ RUN_SPREAD = 0.01
 """Assumed standard deviation of a run's speed beyond what its own rounds show: other hours, clocks and neighbours."""
 
 
-def estimate_run_ratio(numerator: Rounds, denominator: Rounds, yardsticks: tuple[Rounds, Rounds] | None) -> Estimate:
+def estimate_run_ratio(
+    numerator: Rounds, denominator: Rounds, yardsticks: tuple[Rounds, Rounds] | None, tail: float = TAIL
+) -> Estimate:
     """The ratio of two runs that were measured at different times.
 
     With `yardsticks`, the same thing measured in the rounds of either run, both sides are first divided by theirs,
@@ -334,7 +347,7 @@ def estimate_run_ratio(numerator: Rounds, denominator: Rounds, yardsticks: tuple
             samples, spread = divided, RUN_SPREAD / 2
             widenings = [1.0 if find_memory(sample) is None else find_widening(sample) for sample in samples]
     known = [sample[np.isfinite(sample)] for sample in samples]
-    return _leave_logs(_compare_samples(known[0], known[1], widenings, spread))
+    return _leave_logs(_compare_samples(known[0], known[1], widenings, spread, tail))
 
 
 def estimate_difference(minuend: Rounds, subtrahend: Rounds) -> Estimate:
@@ -362,30 +375,26 @@ def estimate_positive_over_rounds(value: float, per_round: Sequence[float] | Flo
 
 
 def _compare_samples(
-    left: Floats, right: Floats, widenings: Sequence[float] = (1.0, 1.0), spread: float = 0.0
+    left: Floats,
+    right: Floats,
+    widenings: Sequence[float] = (1.0, 1.0),
+    spread: float = 0.0,
+    tail: float = TAIL,
 ) -> Estimate:
     """The difference of the centres of two independent samples, with Welch's interval (1947).
 
-    `widenings` are those of either's error, `spread` is the deviation of a shift that a whole sample has.
+    The variance of a Hodges–Lehmann centre is π/3 of that of the mean. `widenings` are those of either's error,
+    `spread` is the deviation of a shift that a whole sample has.
     """
     difference = estimate_location(left).value - estimate_location(right).value
     if min(len(left), len(right)) < 2:
         return Estimate(value=difference)
     errors = [
-        widening**2 * float(sample.var(ddof=1)) / len(sample) + spread**2
+        math.pi / 3 * widening**2 * float(sample.var(ddof=1)) / len(sample) + spread**2
         for sample, widening in zip((left, right), widenings, strict=True)
     ]
     weights = [error**2 / (len(sample) - 1) for error, sample in zip(errors, (left, right), strict=True)]
     if not sum(weights):
         return Estimate(value=difference, low=difference, high=difference)
-    arm = find_t_quantile(sum(errors) ** 2 / sum(weights)) * math.sqrt(sum(errors))
+    arm = find_t_quantile(sum(errors) ** 2 / sum(weights), tail) * math.sqrt(sum(errors))
     return Estimate(value=difference, low=difference - arm, high=difference + arm)
-
-
-PREDICTION_CONFIDENCE = 0.8
-
-
-def enclose(value: float, drawn: Sequence[float]) -> Prediction:
-    """A value with the 80 % interval of the results of drawing its inputs many times."""
-    low, high = np.quantile(drawn, [(1 - PREDICTION_CONFIDENCE) / 2, (1 + PREDICTION_CONFIDENCE) / 2])
-    return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))

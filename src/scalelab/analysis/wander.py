@@ -111,16 +111,37 @@ def find_memory(values: Floats) -> float | None:
     Von Neumann's ratio (1941): the mean squared difference of neighbours over the variance is 2 for independent values,
     with variance 4(n − 2)/((n − 1)(n + 1)), and falls as neighbours resemble each other.
     """
-    known = values[np.isfinite(values)]
-    num = len(known)
-    deviations = known - known.mean() if num else known
-    total = float((deviations**2).sum())
-    if num < FEWEST_FOR_MEMORY or not total:
+    return _test_memory(values[np.isfinite(values)][None, :])
+
+
+def find_common_memory(arms: Floats) -> float | None:
+    """The same of several configurations, a row each, beyond the wander that all share.
+
+    Their differences are k − 1 independent series (Helmert's contrasts), and together they show what none shows alone:
+    with a wander of 3 % and a memory of 0.8 for each of five configurations, 24 rounds are called correlated in 8 of 10
+    runs, those of two configurations in 3 of 10.
+    """
+    num = len(arms)
+    if num < 2:
         return None
-    ratio = float((np.diff(known) ** 2).sum()) / total * num / (num - 1)
-    below = (2 * num / (num - 1) - ratio) / math.sqrt(4 * num**2 * (num - 2) / ((num - 1) ** 3 * (num + 1)))
+    contrasts = np.array([[1 / k] * k + [-1.0] + [0.0] * (num - k - 1) for k in range(1, num)])
+    return _test_memory(contrasts @ arms)
+
+
+def _test_memory(series: Floats) -> float | None:
+    """The mean lag-1 correlation of series, a row each, where von Neumann's ratios are surely too small together."""
+    num = series.shape[1]
+    if num < FEWEST_FOR_MEMORY:
+        return None
+    deviations = series - series.mean(axis=1, keepdims=True)
+    totals = (deviations**2).sum(axis=1)
+    if not totals.all():
+        return None
+    ratios = (np.diff(series, axis=1) ** 2).sum(axis=1) / totals * num / (num - 1)
+    spread = math.sqrt(4 * num**2 * (num - 2) / ((num - 1) ** 3 * (num + 1)))
+    below = float((2 * num / (num - 1) - ratios).sum()) / spread / math.sqrt(len(series))
     from scipy.special import ndtr
 
     if float(ndtr(-below)) > MEMORY_CHANCE:
         return None
-    return float((deviations[:-1] * deviations[1:]).sum()) / total
+    return float(((deviations[:, :-1] * deviations[:, 1:]).sum(axis=1) / totals).mean())

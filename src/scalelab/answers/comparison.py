@@ -1,9 +1,10 @@
 """Two runs side by side: for every configuration that both measured, is B faster than A?
 
-The runs were not interleaved, so whatever changed on the machine between them is part of the ratio. If both measured
-the same plain loop with the same software on the same machine, and it took about as long in both, it is the yardstick:
-every other row is divided by it, round by round, before the runs are compared. Otherwise the intervals allow for a
-machine that wanders within a run and from run to run (`analysis/stats.py`), and verdicts are rarer.
+Whatever changed on the machine between two runs is part of their ratio. If both measured the same plain loop with the
+same software on the same machine, and it took about as long in both, it is the yardstick: every other row is divided by
+it, round by round, before the runs are compared. Otherwise the intervals allow for a machine that wanders within a run
+and from run to run (`analysis/stats.py`), and verdicts are rarer. Two sides of one run that took turns
+(`interleaved.py`) need none of that.
 
 Differences between the two environments are listed beside the verdict. If each run has one configuration, as a metered
 run has, the two are compared whatever their names are.
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Rounds, Verdict, estimate_run_ratio, judge
+from scalelab.analysis.stats import Rounds, Verdict, compare_together, estimate_run_ratio, judge, judge_together
 from scalelab.errors import UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.strategies import find_strategy
@@ -38,7 +40,8 @@ from scalelab.report.tables import INTERVAL_NOTE, make_table, ratio_column, seco
 from scalelab.runs.experiment import DAMAGED_TRIAL, read_results
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms, make_fetch_arms, make_transfer_arms
-from scalelab.studies.shared.sweep import VERDICT
+from scalelab.studies.shared.cautions import name_few_launches, warn_of_load
+from scalelab.studies.shared.sweep import JOINT_NOTE, VERDICT, warn_of_correlation
 from scalelab.units import format_interval
 
 INCOMPARABLE = CautionKind("incomparable", "Two runs of a report have nothing in common to compare", "wrong-work")
@@ -84,7 +87,7 @@ class RunSide:
     """What could not be read of it."""
 
 
-def compare_runs(before: RunSide, after: RunSide) -> Document:
+def compare_runs(before: RunSide, after: RunSide, *, is_interleaved: bool = False) -> Document:
     """Every common configuration with its ratio and verdict, and what else differs between the runs."""
     after = _match_workload(before, _match_single(before, after))
     common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
@@ -93,8 +96,8 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
             f"runs {before.name} and {after.name} have no configuration in common:"
             f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
         )
-    yardstick = find_yardstick(before, after)
-    ratios = {name: _find_ratio(before.arms[name], after.arms[name], yardstick) for name in common}
+    yardstick = None if is_interleaved else find_yardstick(before, after)
+    ratios = _find_ratios(before, after, common, yardstick, is_interleaved=is_interleaved)
     different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
     table = _make_table(before, after, ratios, yardstick)
     return Document(
@@ -116,7 +119,7 @@ def compare_runs(before: RunSide, after: RunSide) -> Document:
                 for side in (before, after)
                 for words in side.damaged
             ),
-            _warn_of_times(yardstick),
+            *(_warn_of_rounds(before, after, ratios) if is_interleaved else [_warn_of_times(yardstick)]),
         ),
     )
 
@@ -174,13 +177,26 @@ def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
         )
 
 
-def _find_ratio(before: Arm, after: Arm, yardstick: Yardstick | None) -> Estimate | None:
-    """B's time over A's; None unless both were measured and do the same work."""
-    if not before.is_measured or not after.is_measured or _is_other_work(before.trial, after.trial):
-        return None
-    is_other = yardstick is not None and before.configuration != yardstick.configuration
-    rounds = (yardstick.after, yardstick.before) if yardstick is not None and is_other else None
-    return estimate_run_ratio(after.clean, before.clean, rounds)
+def _find_ratios(
+    before: RunSide, after: RunSide, names: Sequence[str], yardstick: Yardstick | None, *, is_interleaved: bool
+) -> dict[str, Estimate | None]:
+    """B's time over A's, judged together; None unless both were measured and do the same work."""
+    pairs = {name: (before.arms[name], after.arms[name]) for name in names}
+    known = {
+        name: (mine, theirs)
+        for name, (mine, theirs) in pairs.items()
+        if mine.is_measured and theirs.is_measured and not _is_other_work(mine.trial, theirs.trial)
+    }
+    if is_interleaved:
+        together = compare_together({name: (theirs.clean, mine.clean) for name, (mine, theirs) in known.items()})
+        return {name: together.get(name) for name in names}
+    estimators = {}
+    for name, (mine, theirs) in known.items():
+        is_other = yardstick is not None and mine.configuration != yardstick.configuration
+        rounds = (yardstick.after, yardstick.before) if yardstick is not None and is_other else None
+        estimators[name] = partial(estimate_run_ratio, theirs.clean, mine.clean, rounds)
+    found = judge_together(estimators, estimators)
+    return {name: found.get(name) for name in names}
 
 
 SAME_PLACE = ("host", "system", "python", "scalelab", "torch", "processor", "num_cores", "workload sha256")
@@ -216,12 +232,24 @@ def find_yardstick(before: RunSide, after: RunSide) -> Yardstick | None:
     return None
 
 
+def _warn_of_rounds(before: RunSide, after: RunSide, ratios: Mapping[str, Estimate | None]) -> Iterator[Caution]:
+    """Rounds that are not independent, launches that are few, and a machine that is busy."""
+    measured = [name for name, ratio in ratios.items() if ratio is not None]
+    for name in measured:
+        mine, theirs = before.arms[name], after.arms[name]
+        named = replace(theirs, trial=replace(theirs.trial, label=f"{mine.label} of B"))
+        yield from warn_of_correlation([named], mine)
+    yield from name_few_launches({before.arms[name].label: before.arms[name].clean for name in measured})
+    arms = (*before.arms.values(), *after.arms.values())
+    yield from warn_of_load([result for arm in arms for result in arm.results])
+
+
 def _warn_of_times(yardstick: Yardstick | None) -> Caution:
     if yardstick is None:
         message = "the runs were not interleaved: the ratio may come from the machine, not the code"
     else:
         message = "the runs were not interleaved: all rows but the plain loop are relative to each run's plain loop"
-    return NOT_INTERLEAVED("", message, "if the difference matters, measure both in one run, or repeat A after B")
+    return NOT_INTERLEAVED("", message, "scalelab compare A B --interleave measures both again, in turns")
 
 
 def _make_table(
@@ -239,7 +267,7 @@ def _make_table(
         seconds_column("after_seconds", "B step", lambda row: _step_cell(after.arms[row[0]])),
         ratio_column("ratio", "B / A", lambda row: row[1]),
         text_column("verdict", "B is", lambda row: "–" if row[1] is None else str(judge(row[1]))),
-        notes=(INTERVAL_NOTE, relative) if yardstick else (INTERVAL_NOTE,),
+        notes=(INTERVAL_NOTE, *([JOINT_NOTE] if len(ratios) > 1 else []), *([relative] if yardstick else [])),
     )
 
 
@@ -262,7 +290,8 @@ def _judge_pair(before: Arm, after: Arm, ratio: Estimate | None) -> Finding:
     }[verdict]
     text = f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
     is_decided = verdict in (Verdict.FASTER, Verdict.SLOWER)
-    return VERDICT(label, text, weight=MAIN if is_decided else REASON, ratio=ratio, verdict=str(verdict))
+    own = Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
+    return VERDICT(label, text, weight=MAIN if is_decided else REASON, ratio=own, verdict=str(verdict))
 
 
 def _ask_for_more(before: Arm, after: Arm) -> str:

@@ -1,7 +1,8 @@
 """`scalelab compare A B`: two runs side by side, and for CI one outcome: has B become slower than A?
 
 `--fail-if-slower 5%` turns the table of a comparison into that outcome: slower, if some row is and 5 % is possible;
-passed, if all rows are surely less than 5 % slower; otherwise unresolved.
+passed, if all rows are surely less than 5 % slower; otherwise unresolved. `--interleave`, `--at` and `--python` measure
+both sides again, in turns.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from xml.etree import ElementTree
 import tyro
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, judge
+from scalelab.analysis.stats import Verdict
 from scalelab.answers.comparison import NO_VERDICT, compare_runs, read_side
-from scalelab.checks import read_flag
+from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
 from scalelab.records.files import write_atomically
+from scalelab.records.settings import MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, find_before, open_run
 from scalelab.report.document import Document
 from scalelab.report.findings import select
@@ -48,16 +50,17 @@ def read_gates(document: Document, threshold: float) -> dict[str, Gate]:
     found = {}
     for finding in (*select(document.findings, VERDICT), *select(document.findings, NO_VERDICT)):
         ratio = finding.values.get("ratio")
-        found[finding.subject] = _find_gate(ratio if isinstance(ratio, Estimate) else None, threshold)
+        is_slower = finding.values.get("verdict") == Verdict.SLOWER
+        found[finding.subject] = _find_gate(ratio if isinstance(ratio, Estimate) else None, threshold, is_slower)
     return found
 
 
-def _find_gate(ratio: Estimate | None, threshold: float) -> Gate:
+def _find_gate(ratio: Estimate | None, threshold: float, is_slower: bool) -> Gate:
     if ratio is None or ratio.high is None:
         return Gate.UNRESOLVED
     if ratio.high < 1 + threshold:
         return Gate.PASSED
-    return Gate.SLOWER if judge(ratio) is Verdict.SLOWER else Gate.UNRESOLVED
+    return Gate.SLOWER if is_slower else Gate.UNRESOLVED
 
 
 def render_junit(document: Document, threshold: float) -> str:
@@ -76,6 +79,38 @@ def render_junit(document: Document, threshold: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Again:
+    """Measure both again, taking turns."""
+
+    interleave: bool = False
+    """Measure A and B again in one new run, launch by launch in turns: the machine then cancels out."""
+    at: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REV"), tyro.conf.UseAppendAction] = ()
+    """Git revision of A's workload or script, given twice also of B's; implies --interleave. Without B, the run A is
+    measured at REV and in the working tree, or at both revisions."""
+    python: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Another Python for B, with another torch; implies --interleave. Without B, the run A is measured by both."""
+    rounds: MaybeInt = None
+    """Launches of every configuration of either side. None: as in the runs."""
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.interleave or self.takes_one_run
+
+    @property
+    def takes_one_run(self) -> bool:
+        """Whether the sides differ in more than their runs."""
+        return bool(self.at) or self.python is not None
+
+    def check(self) -> None:
+        if len(self.at) > 2:
+            raise UsageError(f"--at takes one or two revisions, got {len(self.at)}: {', '.join(self.at)}")
+        if self.rounds is not None:
+            check_at_least("rounds", self.rounds, 2)
+            if not self.is_wanted:
+                raise UsageError("--rounds needs --interleave: stored runs have the rounds that they have")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compare:
     """Compare two runs: for every configuration that both measured, is B faster than A?
 
@@ -86,6 +121,7 @@ class Compare:
     """Baseline run: its name or a part of it, its path, or last."""
     b: Annotated[str | None, tyro.conf.Positional] = None
     """Run to compare with the baseline. None: A itself, with the run before it of the same study and workload."""
+    again: Again = field(default_factory=Again)
     fail_if_slower: Annotated[str | None, tyro.conf.arg(metavar="PERCENT")] = None
     """For CI, such as 5%: exit with 3 if B is slower than A and may be so by this much, with 4 if unresolved."""
     junit: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
@@ -99,6 +135,7 @@ class Compare:
 
     def check(self) -> None:
         self.output.check()
+        self.again.check()
         threshold = self.threshold  # raises where it is no percentage
         if self.junit is not None:
             if threshold is None:
@@ -109,9 +146,11 @@ class Compare:
 def main(args: Sequence[str]) -> int:
     compare = parse_flags(Compare, args, "compare")
     compare.check()
+    if compare.again.is_wanted:
+        return compare_again(compare, args)
     before, after = open_sides(compare)
     if before.path.resolve() == after.path.resolve():
-        raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two")
+        raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two, or add --interleave")
     document = compare_runs(read_side(before), read_side(after))
     write_outputs(document, compare.output, [before.path, after.path])
     return 0 if compare.threshold is None else judge_for_ci(document, compare.threshold, compare.junit)
@@ -121,6 +160,31 @@ def open_sides(compare: Compare) -> tuple[RunStore, RunStore]:
     """Baseline and run; of one run alone, the baseline is the one before it."""
     first = open_run(compare.a, compare.runs_dir)
     return (find_before(first), first) if compare.b is None else (first, open_run(compare.b, compare.runs_dir))
+
+
+def compare_again(compare: Compare, args: Sequence[str]) -> int:
+    """Measure both sides in turns into a new run, and judge that."""
+    from scalelab.answers.interleaved import SidedLauncher, make_interleaved
+    from scalelab.cli.measuring import measure_and_report, refuse_ranks
+    from scalelab.runs.experiment import conclude_run, plan_trials, start_run
+
+    refuse_ranks()
+    again = compare.again
+    is_one = compare.b is None and again.takes_one_run
+    study = make_interleaved(
+        [open_run(compare.a, compare.runs_dir)] if is_one else open_sides(compare),
+        revisions=again.at,
+        python=again.python,
+        rounds=again.rounds,
+        runs_dir=compare.runs_dir,
+    )
+    launcher = SidedLauncher(study, plan_trials(study))
+    launcher.check()
+    store = start_run(study, compare.runs_dir, ["scalelab", "compare", *args])
+    code = measure_and_report(store, study, launcher, compare.output)
+    if code not in (0, 3) or compare.threshold is None:  # interrupted, or only measured
+        return code
+    return judge_for_ci(conclude_run(store, study), compare.threshold, compare.junit)
 
 
 def judge_for_ci(document: Document, threshold: float, junit: Path | None) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from scalelab import __version__
+from scalelab.answers.interleaved import Interleaved, SidedLauncher
 from scalelab.answers.train import reopen_training
 from scalelab.cli.batch.submission import Submission, check_unused, check_unused_by_rows, make_submitter
 from scalelab.cli.batch.submit import check_output, conclude, submit_run
@@ -23,6 +24,7 @@ from scalelab.launch.batch.handover import check_no_job, check_trials_free
 from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.batch.system import BatchSystem, read_record
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
+from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
@@ -66,7 +68,7 @@ def main(args: Sequence[str]) -> int:
     check_trials_free(store)
     note_place(store)
     reopen_training(store)
-    launcher = joined or choose_launcher(study.job, store.trials(), make_submitter(study, resume.submission))
+    launcher = joined or open_launchers(store, study, resume)
     reopen_waiting(store)
     try:
         return measure_and_report(store, study, launcher, resume.output)
@@ -74,6 +76,13 @@ def main(args: Sequence[str]) -> int:
         if is_own_job(store):  # the process that waits for this job must know that every trial has a result
             error.exit_code = 3
         raise
+
+
+def open_launchers(store: RunStore, study: Study, resume: Resume) -> Launcher:
+    """The launcher of a run; a comparison in turns has one per side."""
+    if isinstance(study, Interleaved):
+        return SidedLauncher(study, store.trials())
+    return choose_launcher(study.job, store.trials(), make_submitter(study, resume.submission))
 
 
 def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:

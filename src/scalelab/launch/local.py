@@ -38,13 +38,13 @@ START_SECONDS = 120.0
 class ServerProcess:
     """A running `scalelab.worker.forkserver`, in its own session: Ctrl-C reaches only the parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
         self._events, events_write = os.pipe()
         try:
             # -P: a file in the working directory must not take the place of a module that the server imports.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "scalelab.worker.forkserver", str(events_write)],
+                [python, "-P", "-m", "scalelab.worker.forkserver", str(events_write)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
@@ -131,8 +131,10 @@ DUMP_SECONDS = 3.0
 class LocalLauncher:
     """Runs trials on this machine. Close it, or use it as a context manager, to end the forkserver."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str = "") -> None:
         self._server: ServerProcess | None = None
+        self._python = python
+        """Another interpreter for the ranks, which has torch and this scalelab."""
 
     @classmethod
     def open(cls, _: Launched) -> LocalLauncher:
@@ -146,7 +148,8 @@ class LocalLauncher:
 
     def check(self) -> None:
         """Refuse at once where no trial could be launched, before a run is made."""
-        check_torch()
+        if not self._python:
+            check_torch()
 
     def start(self) -> None:
         """Load torch now; otherwise the first trial does."""
@@ -186,7 +189,7 @@ class LocalLauncher:
         if self._server is None or not self._server.is_alive():
             self.close()
             self.check()
-            self._server = ServerProcess()
+            self._server = ServerProcess(self._python or sys.executable)
         return self._server
 
     def _wait(

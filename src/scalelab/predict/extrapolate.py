@@ -35,8 +35,7 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import nnls
 
-from scalelab.analysis.estimate import Prediction
-from scalelab.analysis.stats import PREDICTION_CONFIDENCE
+from scalelab.analysis.estimate import PREDICTION_CONFIDENCE, Prediction
 from scalelab.errors import UsageError
 from scalelab.predict.scaling_table import ScalingSeries
 

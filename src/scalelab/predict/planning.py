@@ -24,9 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalelab.analysis.estimate import Estimate, Prediction
+from scalelab.analysis.estimate import Estimate, Prediction, enclose
 from scalelab.analysis.growth import Extrapolation, extrapolate_training
-from scalelab.analysis.stats import enclose
 from scalelab.checks import check_positive
 from scalelab.errors import UsageError
 from scalelab.predict.footprint import Footprint, Kernels, find_footprint, is_possible

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from scalelab.analysis.estimate import Prediction
-from scalelab.analysis.stats import Floats, enclose
+from scalelab.analysis.estimate import Prediction, enclose
+from scalelab.analysis.stats import Floats
 from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import (
     FsdpUnit,

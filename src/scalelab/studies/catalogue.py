@@ -143,6 +143,7 @@ STUDIES: dict[str, StudyEntry] = {
 """What `scalelab run` offers."""
 
 OTHERS = {
+    "compare": "scalelab.answers.interleaved:Interleaved",
     "metered": "scalelab.answers.metered:MeteredRun",
     "train": "scalelab.answers.train:TrainStudy",
     "reproduce": "scalelab.recipes.reproduce:Reproduce",

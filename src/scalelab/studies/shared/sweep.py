@@ -16,7 +16,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import find_resolution
 from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge, pair_medians
-from scalelab.analysis.wander import find_memory
+from scalelab.analysis.wander import find_common_memory, find_memory
 from scalelab.checks import check_at_least
 from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult
@@ -184,23 +184,26 @@ def warn_of_control(control: Arm, reference: Arm) -> Iterator[Caution]:
 
 def warn_of_correlation(arms: Iterable[Arm], reference: Arm | None) -> Iterator[Caution]:
     """Rounds that are not independent: the machine treats configurations differently for some rounds in a row."""
+    if reference is None or not reference.is_measured:
+        return
+    others = [arm for arm in arms if arm is not reference and arm.is_measured]
     found: dict[str, float] = {}
-    for arm in arms:
-        if reference is None or arm is reference or not arm.is_measured or not reference.is_measured:
-            continue
+    for arm in others:
         above, below = pair_medians([arm.clean, reference.clean])
-        memory = find_memory(np.log(above / below))
-        if memory is not None:
+        if (memory := find_memory(np.log(above / below))) is not None:
             found[arm.label] = memory
-    if found:
-        worst = max(found, key=lambda label: found[label])
-        yield CORRELATED_ROUNDS(
-            ", ".join(found),
-            f"rounds are not independent: {', '.join(found)} over {reference.label if reference else 'the reference'}"
-            f" wander from round to round (lag-1 correlation up to {found[worst]:.2f}); their intervals are widened",
-            "raise --rounds, or repeat the run and see whether verdicts stay",
-            correlation=found[worst],
-        )
+    common = find_common_memory(np.log(pair_medians([reference.clean, *(arm.clean for arm in others)])))
+    correlation = max(found.values(), default=common)
+    if correlation is None:
+        return
+    who = f"{', '.join(found)} over {reference.label}" if found else "rows"
+    yield CORRELATED_ROUNDS(
+        ", ".join(found),
+        f"rounds are not independent: {who} wander from round to round (lag-1 correlation up to {correlation:.2f});"
+        f" {'their intervals are widened' if found else 'verdicts allow for that'}",
+        "raise --rounds, or repeat the run and see whether verdicts stay",
+        correlation=correlation,
+    )
 
 
 def describe_measurement(

@@ -1,0 +1,89 @@
+"""How often verdicts on equal things are wrong: simulated launches of a machine that wanders.
+
+The noise is that of `tests/analysis/noise.py`, once as promised and once twice as large. Runs that were not interleaved
+have a wander of their own each (3 %, memory 0.8 from round to round), which all rows of a run share. The last rows give
+every configuration a wander of its own, which no dozen of rounds shows: they have no bar.
+
+    python benchmarks/verdicts.py --simulations 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scalelab.analysis.stats import DIFFERENT, compare_together, estimate_run_ratio, judge, judge_together
+from tests.analysis.noise import simulate_drift, simulate_rounds
+
+BAR = 0.05
+Simulation = Callable[[np.random.Generator, float], bool]
+
+
+def simulate_run(rng: np.random.Generator, num_rows: int, noise: float) -> list[list[list[float]]]:
+    drift = simulate_drift(rng, 12, spread=0.03 * noise)
+    return [
+        simulate_rounds(rng, 1.0, within=0.065 * noise, between=0.015 * noise, drift=drift) for _ in range(num_rows)
+    ]
+
+
+def compare_two_runs(rng: np.random.Generator, noise: float, *, num_rows: int, has_yardstick: bool) -> bool:
+    """Whether any row of two equal runs is called different."""
+    yardstick, *rows = zip(*(simulate_run(rng, num_rows + 1, noise) for _ in range(2)), strict=True)
+    shared = yardstick if has_yardstick else None
+    ratios = {str(number): partial(estimate_run_ratio, *row, shared) for number, row in enumerate(rows)}
+    return any(judge(ratio) in DIFFERENT for ratio in judge_together(ratios, ratios).values())
+
+
+def compare_one_run(
+    rng: np.random.Generator, noise: float, *, num_rows: int, num_rounds: int = 12, memory: float | None = None
+) -> bool:
+    """Whether any row of one run is called different; with `memory`, each has a wander of its own."""
+    shared = simulate_drift(rng, num_rounds, spread=0.02 * noise)
+    arms = []
+    for _ in range(num_rows + 1):
+        own = 0.0 if memory is None else simulate_drift(rng, num_rounds, spread=0.03 * noise, memory=memory)
+        levels = {"within": 0.065 * noise, "between": 0.015 * noise, "drift": shared + own}
+        arms.append(simulate_rounds(rng, 1.0, num_rounds, **levels))  # type: ignore[arg-type]
+    ratios = compare_together({str(number): (arm, arms[0]) for number, arm in enumerate(arms[1:])})
+    return any(judge(ratio) in DIFFERENT for ratio in ratios.values())
+
+
+BARRED: dict[str, Simulation] = {
+    "two runs, one row, plain loop as yardstick": partial(compare_two_runs, num_rows=1, has_yardstick=True),
+    "two runs, one row, no yardstick": partial(compare_two_runs, num_rows=1, has_yardstick=False),
+    "two runs, five rows, plain loop as yardstick": partial(compare_two_runs, num_rows=5, has_yardstick=True),
+    "one run, one row": partial(compare_one_run, num_rows=1),
+    "one run, ten rows": partial(compare_one_run, num_rows=10),
+}
+NOT_BARRED: dict[str, Simulation] = {
+    "own wander, one row, 12 rounds": partial(compare_one_run, num_rows=1, memory=0.8),
+    "own wander, one row, 24 rounds": partial(compare_one_run, num_rows=1, memory=0.8, num_rounds=24),
+    "own wander, four rows, 24 rounds": partial(compare_one_run, num_rows=4, memory=0.8, num_rounds=24),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulations", type=int, default=1000)
+    num = parser.parse_args().simulations
+    allowed = BAR + 2 * (BAR * (1 - BAR) / num) ** 0.5
+    worst = 0.0
+    print(f"{'any wrong verdict in':46} noise 1   noise 2")
+    for name, simulate in (BARRED | NOT_BARRED).items():
+        rng = np.random.default_rng(1)
+        shares = [sum(simulate(rng, noise) for _ in range(num)) / num for noise in (1.0, 2.0)]
+        print(f"{name:46} {shares[0]:7.1%}   {shares[1]:7.1%}", flush=True)
+        worst = max([worst, *shares]) if name in BARRED else worst
+    print(f"verdicts: {worst:.1%} wrong at most (bar {BAR:.0%}, {allowed:.1%} with two standard errors of {num})")
+    return 0 if worst <= allowed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
