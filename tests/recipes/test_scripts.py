@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scalelab.cli import reproduce as command
@@ -37,6 +36,8 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 SMALL = {"DIM": "16", "DEPTH": "2", "STEPS": "8"}
 SMALL_TRANSFORMER = {"EPOCHS": "1", "SAMPLES": "128", "D_MODEL": "16"}
 TRAIN_STEPS = 11
+MOST_LINES = 107
+"""Of a script to hand in: 100, and a few where seven formats are written and read."""
 LOSS = re.compile(r"loss=([0-9.e+-]+)")
 
 pytestmark = pytest.mark.ranks
@@ -167,15 +168,6 @@ def test_task_5_batches(runner: Runner, mlp_losses: dict[int, list[float]]) -> N
     assert re.search(r"\| 2 \| 32 \| .*\n\| 2 \| 64 \| ", printed)
 
 
-def write_shard(file: Path, num_tokens: int = 40_000) -> Path:
-    """A shard of tokens below 512 as llm.c stores them."""
-    header = np.zeros(256, dtype=np.int32)
-    header[:3] = 20240520, 1, num_tokens
-    tokens = np.random.default_rng(0).integers(512, size=num_tokens, dtype=np.uint16)
-    file.write_bytes(header.tobytes() + tokens.tobytes())
-    return file
-
-
 @pytest.mark.parametrize(
     ("script", "strategy", "name"),
     [
@@ -188,12 +180,12 @@ def write_shard(file: Path, num_tokens: int = 40_000) -> Path:
 def test_gpt2_learns_what_it_learns_under_scalelab(
     runner: Runner, launcher: LocalLauncher, tmp_path: Path, script: str, strategy: str, name: str
 ) -> None:
-    shard = write_shard(tmp_path / "train.bin")
+    (shard,) = (file for file in list_scripts("gpt2") if file.suffix == ".bin")
     ranks = 1 if strategy == "single" else 2
-    flags = ["--model", "tiny", "--data", str(shard), "--steps", str(TRAIN_STEPS), "--batch", "8", "--micro-batch", "2"]
+    flags = ["--model", "tiny", "--steps", str(TRAIN_STEPS), "--batch", "8", "--micro-batch", "2"]
     chosen = ["--strategy", name.removeprefix("fsdp_").upper()] if name.startswith("fsdp") else []
     printed = runner.run_in(tmp_path, "gpt2", script, *flags, *chosen, ranks=0 if ranks == 1 else 2)
-    assert "Tokens in shard: 40,000" in printed
+    assert "Tokens in shard: 65,536" in printed
     lines = re.findall(r"^step=(\d+) \| loss=\d+\.\d{4} \| lr=\d\.\d\de-\d\d \| time=\d+\.\ds$", printed, re.MULTILINE)
     assert lines == ["0", "10"]
     assert re.search(r"Training completed in \d+\.\ds\n.* completed!", printed)
@@ -331,9 +323,13 @@ def test_job_scripts_say_where_they_belong(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def lab_printed(runner: Runner) -> str:
+def lab_printed(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of all scripts of Part B, in order; the first trains, the others read its network."""
     pytest.importorskip("sklearn")
-    return runner.run("quantization", "HW5_PartB.py", ranks=0, DATA="digits", EPOCHS="1")
+    place = tmp_path_factory.mktemp("lab")
+    scripts = [file.name for file in list_scripts("quantization")]
+    assert len(scripts) == 4
+    return "".join(runner.run_in(place, "quantization", name, ranks=0, DATA="digits", EPOCHS="1") for name in scripts)
 
 
 def count_right(result: TrialResult) -> dict[str, float]:
@@ -376,6 +372,7 @@ def test_the_quantization_lab_gives_the_accuracies_of_ours(
 def test_the_notebook_prints_what_the_script_prints(
     lab_printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Although it imports none of them."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     write_scripts("quantization", tmp_path)
     for name, value in {"DATA": "digits", "EPOCHS": "1", **VARIABLES}.items():
@@ -399,6 +396,7 @@ def test_scripts_are_written_with_a_page_that_lists_them(
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     for file in (tmp_path / "code").glob("*.py"):
         assert "scalelab" not in file.read_text()
+        assert len(file.read_text().splitlines()) <= MOST_LINES, f"{file.name} is longer than one can read at once"
 
 
 def test_a_bundle_of_a_recipe_holds_its_code(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_profiles_can_be_named_for_a_collection(launcher: LocalLauncher, tmp_pat
     clean, profiled = StepKind.CLEAN, StepKind.PROFILED
     assert kinds == [clean, profiled, profiled, clean, profiled, profiled, clean]
     [folder] = (tmp_path / "trace").iterdir()
-    assert re.fullmatch(r"cpu_pt_1nodes_S7_R2_\d{8}-\d{6}", folder.name)
+    assert re.fullmatch(r"cpu_pt_1nodes_S7_R2_\d{4}-\d\d-\d\d-\d{6}", folder.name)
     names = [f"cpu_pt-{rank}-of-2{cycle}.{end}" for rank in (0, 1) for cycle in (".2", "") for end in ("json", "txt")]
     assert sorted(file.name for file in folder.iterdir()) == sorted(names)
     assert json.loads((folder / "cpu_pt-1-of-2.2.json").read_text())["traceEvents"]

@@ -15,6 +15,7 @@ from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
 from scalelab.cli.study_flags import Execution, find_flag_value
+from scalelab.data.shards import find_shards
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.reproduce import RECIPES, Reproduce
@@ -59,6 +60,8 @@ def main(args: Sequence[str]) -> int:
         for file in write_scripts(reproduce.recipe, command.scripts):
             print(file)  # noqa: T201
         return 0
+    if reproduce.tokens:
+        find_shards(reproduce.tokens)  # raises if there are none: without them, rows would only be left out
     trials = reproduce.plan()
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:

@@ -16,6 +16,7 @@ there, each to be confirmed or not.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from scalelab.units import Quantity
 
 Size = Literal["small", "full"]
 QUESTIONS = "questions.toml"
+NUMBERED = re.compile(r"Q\d\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,10 @@ class Question(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """A question as it is; a heading or a conclusion in quotation marks."""
-        return self.asked if self.asked.endswith("?") else f"“{self.asked}”:"
+        """A question as it is; a numbered task with a colon; a heading or a conclusion in quotation marks."""
+        if self.asked.endswith("?"):
+            return self.asked
+        return f"{self.asked}:" if NUMBERED.match(self.asked) else f"“{self.asked}”:"
 
 
 @dataclass(frozen=True, kw_only=True)

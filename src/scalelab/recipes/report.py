@@ -10,16 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import divide_published, is_comparable, print_published
+from scalelab.recipes.evidence import describe_trials, divide_published, is_comparable, join_some, print_published
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
-from scalelab.records.trial import Status, StepKind, Trial, TrialResult
+from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
 from scalelab.units import format_count, format_quantity, is_known
-from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 ROWS = FindingKind(
     "reproduction",
@@ -43,9 +42,7 @@ MOST_SENTENCES = 4
 MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
-"""Configurations that a merged warning names, and values that a setting lists."""
-RANDOM = "synthetic"
-"""The option of workloads for random data."""
+"""Configurations that a merged warning names."""
 AGREES, UNRESOLVED, OTHER_MACHINE = "agrees", "unresolved", "other machine"
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
@@ -193,6 +190,7 @@ def make_section(one: Concluded) -> Section:
         heading=f"{one.row.id} · {one.row.title}",
         paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
         num_answers=len(lead),
+        questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=one.answer.charts or tuple(choose_charts(outcomes)),
     )
@@ -210,31 +208,6 @@ def describe_setting(one: Concluded) -> Iterator[str]:
         steps = sorted({num_steps for num_steps, _ in counted} - {0})
         launches = format_count(max(trial.round for trial in trials), "launch")
         yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {launches}"
-
-
-def describe_trials(trials: Sequence[Trial]) -> str:
-    """Model and size, data, batch, ranks, dtype, injected delays."""
-    ranks = sorted({trial.num_ranks for trial in trials})
-    delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
-    built_in = [trial for trial in trials if trial.workload in BUILT_IN]
-    labels = list(dict.fromkeys(make_options(trial.workload, trial.options).label for trial in built_in))
-    data = dict.fromkeys(str(trial.options.get("data", RANDOM)) for trial in built_in)
-    return " · ".join(
-        [
-            join_some(labels),
-            join_some(["random data" if name == RANDOM else name for name in data]),
-            f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
-            f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",
-            join_some(list(dict.fromkeys(trial.dtype for trial in trials))),
-            *([f"delay {join_some([f'{delay:g}' for delay in delays])} ms"] if any(delays) else []),
-        ]
-    )
-
-
-def join_some(values: Sequence[object]) -> str:
-    """All of a few values; of many, the first and the last."""
-    few = values if len(values) <= MOST_NAMED else (values[0], "…", values[-1])
-    return ", ".join(map(str, few))
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

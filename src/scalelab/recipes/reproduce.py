@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from scalelab.data.shards import find_shards, read_largest_token
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
+from scalelab.recipes.evidence import describe_trials
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.polaris.rows import POLARIS
@@ -23,7 +25,6 @@ from scalelab.recipes.quantization.rows import QUANTIZATION
 from scalelab.recipes.recipe import Outcome, Recipe, Row, Size
 from scalelab.recipes.report import (
     Concluded,
-    describe_trials,
     find_findings,
     join_alike,
     list_cautions,
@@ -39,6 +40,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
+from scalelab.workloads.gpt2_options import GPT2_SHAPES, Gpt2Options, MaybePath
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (POLARIS, GPT2, SCALING, RESNET, QUANTIZATION)}
 NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
@@ -65,6 +67,9 @@ class Reproduce(Study):
     ranks: tuple[int, ...] = ()
     """Numbers of ranks where a row sweeps them: some of 1 2 4; in scaling, other rows take the largest. None: the row's
     own."""
+    tokens: MaybePath = None
+    """Shards of GPT-2 tokens that gpt2's training runs read: a file, a directory or a pattern with *. None: a text that
+    comes with scalelab, a byte a token."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is a GPU."""
 
@@ -74,6 +79,8 @@ class Reproduce(Study):
             raise UsageError(
                 f"--ranks must be some of {' '.join(map(str, RANKS))}, got {' '.join(map(str, self.ranks))}"
             )
+        if self.tokens and self.recipe != GPT2.name:
+            raise UsageError(f"--tokens {self.tokens} has no effect on {self.recipe}: only {GPT2.name} reads tokens")
         for wanted in self.wanted:
             if wanted not in known:
                 raise UsageError(f"unknown row {wanted!r} of {self.recipe}: use some of {', '.join(known)}")
@@ -93,6 +100,7 @@ class Reproduce(Study):
         """What repeats this run."""
         words = ["scalelab", "reproduce", self.recipe, "--size", self.size, "--device", self.device]
         words += ("--ranks", *map(str, self.ranks)) if self.ranks else ()
+        words += ("--tokens", self.tokens) if self.tokens else ()
         return " ".join([*words, *(("--only", *self.wanted) if self.wanted else ())])
 
     @property
@@ -107,6 +115,8 @@ class Reproduce(Study):
         asked = [row for row in recipe.make_rows(self.size) if not wanted or row.id in wanted]
         if self.ranks:
             asked = [_spread(row, self.ranks, keeps_batch=recipe.keeps_global_batch) for row in asked]
+        if self.tokens:
+            asked = [_feed(row, self.tokens) for row in asked]
         return tuple(_place(row, self.device, self.size) for row in asked)
 
     @cached_property
@@ -247,6 +257,29 @@ def _spread(row: Row, ranks: tuple[int, ...], *, keeps_batch: bool) -> Row:
             wanted = max(ranks)
         parts[key] = study if wanted is None else replace(study, ranks=wanted)
     return replace(row, parts=parts)
+
+
+def _feed(row: Row, tokens: str) -> Row:
+    """The row on other token shards; a model with too few rows gets one for every token of GPT-2's."""
+    parts: dict[str, Study] = {}
+    for key, study in row.parts.items():
+        options = study.job.built_in
+        parts[key] = study
+        if isinstance(options, Gpt2Options) and options.data == "tokens":
+            fed = {**study.job.options, "data_path": tokens}
+            if _find_largest(tokens) >= options.shape.vocabulary:
+                fed["vocabulary"] = GPT2_SHAPES["small"].vocabulary
+            parts[key] = replace(study, job=replace(study.job, options=fed))
+    return replace(row, parts=parts)
+
+
+@cache
+def _find_largest(tokens: str) -> int:
+    """The largest token of the shards; 0 where they are missing, which planning refuses and reporting need not."""
+    try:
+        return max(read_largest_token(path) for path in find_shards(tokens))
+    except (UsageError, OSError):
+        return 0
 
 
 def _place(row: Row, device: Literal["auto", "cpu", "cuda"], size: Size) -> Row:

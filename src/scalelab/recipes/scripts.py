@@ -1,7 +1,7 @@
 """The code to hand in with an assignment: plain PyTorch scripts, one per task, without any import of scalelab.
 
-They are data of this package (`<assignment>/scripts/`) and are copied as they are, with a README that lists them. A
-script in cells (`# %%`) is also written as a notebook, so that the two cannot differ.
+They are data of this package (`<assignment>/scripts/`) and are copied as they are, with a README that lists them. The
+scripts in cells (`# %%`) of an assignment are also written as one notebook, so that the two cannot differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from scalelab.records.files import storage_errors, write_atomically
 
 CELL = re.compile(r"^# %%(?P<markdown> \[markdown\])?\n", re.MULTILINE)
 SCRIPT_README = "README.md"
+SHARD = ".bin"
 COMMENT = re.compile(r"^# (?P<text>[A-Z].*)", re.MULTILINE)
 
 
@@ -27,27 +28,33 @@ def list_scripts(recipe: str) -> list[Path]:
 
 
 def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list[Path]:
-    """Copy the scripts of an assignment to a directory, notebooks included, and list them in a README."""
-    written = []
+    """Copy the scripts of an assignment to a directory, its notebook included, and list them in a README."""
+    files = list_scripts(recipe)
+    celled = {file.stem: text for file in files if (text := read_cells(file))}
     with storage_errors(directory, flag):
         directory.mkdir(parents=True, exist_ok=True)
-        for file in list_scripts(recipe):
-            written.append(directory / file.name)
-            shutil.copy(file, directory)
-            text = file.read_text(encoding="utf-8")
-            if CELL.search(text):
-                written.append(directory / f"{file.stem}.ipynb")
-                write_atomically(written[-1], json.dumps(make_notebook(text), indent=1, ensure_ascii=False) + "\n")
-        lines = [f"- `{file.name}`: {summarize(file)}" for file in written]
+        lines = [f"- `{file.name}`: {summarize(file)}" for file in files]
+        written = [Path(shutil.copy(file, directory)) for file in files]
+        if celled:
+            notebook = directory / f"{next(iter(celled)).rsplit('_', 2)[0]}.ipynb"
+            write_atomically(notebook, json.dumps(make_notebook(celled), indent=1, ensure_ascii=False) + "\n")
+            lines.append(f"- `{notebook.name}`: the same as a notebook")
+            written.append(notebook)
         page = f"# Code of the {recipe} assignment\n\nEvery file begins with the commands that start it.\n\n"
         write_atomically(directory / SCRIPT_README, page + "\n".join(lines) + "\n")
     return [*written, directory / SCRIPT_README]
 
 
+def read_cells(file: Path) -> str:
+    """The text of a script in cells; empty for every other file."""
+    text = file.read_text(encoding="utf-8") if file.suffix == ".py" else ""
+    return text if CELL.search(text) else ""
+
+
 def summarize(file: Path) -> str:
-    """The first line about a script: of its docstring, or its first comment."""
-    if file.suffix == ".ipynb":
-        return f"`{file.stem}.py` as a notebook"
+    """The first line about a script: of its docstring, or its first comment; what a shard of tokens is."""
+    if file.suffix == SHARD:
+        return "tokens to train on, the bytes of a public-domain text"
     text = file.read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(text)) if file.suffix == ".py" else None
     comment = COMMENT.search(text)
@@ -66,11 +73,13 @@ def split_cells(text: str) -> Iterator[tuple[str, str]]:
             yield "code", source
 
 
-def make_notebook(text: str) -> dict[str, Any]:
-    """A notebook of format 4.5 from a script in cells (nbformat's schema)."""
+def make_notebook(texts: Mapping[str, str]) -> dict[str, Any]:
+    """A notebook of format 4.5 (nbformat's schema) from scripts in cells, by name; it imports none of them."""
+    own = re.compile(rf"^from (?:{'|'.join(texts)}) import .*\n", re.MULTILINE)
     cells: list[dict[str, Any]] = []
-    for number, (kind, source) in enumerate(split_cells(text)):
-        cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True)}
+    for kind, source in (cell for text in texts.values() for cell in split_cells(own.sub("", text))):
+        lines = source.splitlines(keepends=True)
+        cell = {"cell_type": kind, "id": f"cell-{len(cells)}", "metadata": {}, "source": lines}
         cells.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

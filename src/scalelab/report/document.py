@@ -117,6 +117,13 @@ class Section:
     charts: tuple[Chart, ...] = ()
     num_answers: int | None = None
     """How many of its first paragraphs a brief report keeps; None: a brief report leaves it out."""
+    questions: tuple[str, ...] = ()
+    """What paragraphs begin with that answer a question: set in bold."""
+
+    def split_question(self, paragraph: str) -> tuple[str, str]:
+        """The question that a paragraph begins with, empty for most, and the rest."""
+        asked = next((words for words in self.questions if paragraph.startswith(words)), "")
+        return asked, paragraph.removeprefix(asked)
 
     @property
     def is_empty(self) -> bool:
@@ -179,6 +186,7 @@ class Document:
                 paragraphs=tuple(cut_text(words) for words in section.paragraphs[: section.num_answers]),
                 tables=tuple(_shorten_table(table) for table in section.tables[:1]),
                 num_answers=section.num_answers,
+                questions=section.questions,
             )
             for section in answered
         ]

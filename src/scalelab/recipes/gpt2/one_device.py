@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ from scalelab.recipes.feasibility import choose, count_state_bytes, make_samplin
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
 from scalelab.records.settings import Optimization
+from scalelab.records.trial import Option
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.memory.answer import MemoryRow, collect_rows
 from scalelab.studies.memory.study import Memory
@@ -45,9 +46,9 @@ SMALL_LIMIT = "300MB"
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 
 
-def make_job(size: Size, model: str = "small", **fields: Any) -> Job:
-    """GPT-2 on random tokens; the tiny one in small."""
-    options = {"size": choose(size, small="tiny", full=model)}
+def make_job(size: Size, model: str = "small", data: Mapping[str, Option] | None = None, **fields: Any) -> Job:
+    """GPT-2, the tiny one in small; on random tokens unless data are given."""
+    options = {"size": choose(size, small="tiny", full=model), **(data or {})}
     return make_sized_job(
         size, workload="gpt2", options=options, **({"optimization": Optimization(optimizer="adamw")} | fields)
     )

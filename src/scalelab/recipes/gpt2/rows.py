@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.train import TrainStudy
+from scalelab.answers.train import TrainStudy, count_shards
 from scalelab.recipes.evidence import (
     Compared,
     MemoryForecast,
@@ -31,6 +32,7 @@ from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, p
 from scalelab.records.observations import Message, RankReport
 from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.strategies import PLAIN
+from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.report.tables import (
     INTERVAL_NOTE,
@@ -50,7 +52,10 @@ from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
 from scalelab.units import format_learning_rate, format_loss, format_share
+from scalelab.workloads.gpt2_options import Gpt2Options
 
+SHARD: dict[str, Option] = {"data": "tokens", "data_path": str(Path(__file__).parent / "scripts" / "shakespeare.bin")}
+"""The text that comes with scalelab, a byte a token; `--tokens` replaces it."""
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
 STRATEGIES: tuple[str, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
@@ -63,11 +68,12 @@ def make_rows(size: Size) -> Sequence[Row]:
     return (make_g1(size), *make_throughput_rows(size), make_g4(size), make_g5(size), make_g6(size))
 
 
-def make_large_job(size: Size) -> Job:
+def make_large_job(size: Size, data: Mapping[str, Option] = SHARD) -> Job:
     """The large model in micro-batches of 8, with selective activation checkpointing and the published schedule."""
     return make_job(
         size,
         model="large",
+        data=data,
         optimization=SCHEDULE,
         seed=published.TRAIN_SEED,
         shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
@@ -92,7 +98,7 @@ def make_g5(size: Size) -> Row:
         ranks=published.TRAIN_RANKS,
         batches=(published.TRAIN_BATCH // published.TRAIN_RANKS,),
         device_memory=f"{CARD_BYTES:.0f}",
-        job=make_training("full", "ddp").job,
+        job=make_large_job("full", data={}),
     )
     return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size))
 
@@ -116,7 +122,7 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
             f"The baseline took {say('seconds', base)} for {published.TRAIN_STEPS} steps; speedup over it:"
             f" {', '.join(gains)}, each from one launch."
         )
-    sentences += [*compare_losses(outcomes), *describe_rates(outcomes)]
+    sentences += [*describe_tokens(outcomes), *compare_losses(outcomes), *describe_rates(outcomes)]
     sentences += describe_forecast(outcomes.get("forecast"), CARD_BYTES)
     return Answer(
         main=Main("ratio", f"speedup, {speedups[0].what} on {published.TRAIN_RANKS} ranks", *speedups[0][1:]),
@@ -181,10 +187,30 @@ def make_loss_table(outcomes: Outcomes) -> Table | None:
         make_column("loss", "published", "published, 2 GPUs", published.LOSSES.get),
         title="Loss",
         notes=(
-            "published: GPT-2 large on text, rank 0's share of the batch, equal with DDP and FSDP; ours on random"
-            " tokens, the mean over ranks",
+            "published: GPT-2 large on other text, rank 0's share of the batch, equal with DDP and FSDP; ours on"
+            f" {'random tokens' if is_random(outcomes) else 'the shard above'}, the mean over ranks",
         ),
     )
+
+
+def describe_tokens(outcomes: Outcomes) -> Iterator[str]:
+    """How many tokens there were to train on, and which part of them was."""
+    outcome = next((outcomes[name] for name in STRATEGIES if name in outcomes), None)
+    result = find_completed(outcome)
+    if outcome is None or result is None or is_random(outcomes):
+        return
+    there = ", ".join(count_shards(outcome.study.job)) or "The shard is no longer there"
+    tokens = published.TRAIN_BATCH * Gpt2Options(**result.trial.options).num_tokens  # type: ignore[arg-type]
+    yield (
+        f"{there} ({Path(str(result.trial.options['data_path'])).name}; published: {published.SHARD_TOKENS});"
+        f" {published.TRAIN_STEPS} steps read {published.TRAIN_STEPS * tokens:,}."
+    )
+
+
+def is_random(outcomes: Outcomes) -> bool:
+    """Whether the training runs were on random tokens, as before 0.2."""
+    results = [find_completed(outcomes.get(name)) for name in STRATEGIES]
+    return not any(result.trial.options.get("data") == "tokens" for result in results if result is not None)
 
 
 def compare_losses(outcomes: Outcomes) -> Iterator[str]:

@@ -70,7 +70,7 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     is_resolved = bool(verdicts) and Verdict.UNRESOLVED not in verdicts.values()
     said = "No" if below else "Yes, within the error" if is_resolved else UNTOLD
     listed = "; ".join(
-        f"{name_ranks(arm)}: {say('ratio', divide_steps(plain, arm))} times as fast as the plain loop, efficiency"
+        f"{name_ranks(arm)}: speedup {say('ratio', divide_steps(plain, arm))}, efficiency"
         f" {say('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))}"
         for arm in spread
     )
@@ -78,7 +78,7 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     if below:
         place = f"At {below[0]} ranks, the fewest that are significantly below ideal."
     return {
-        "linear": f"{said}. {listed}.",
+        "linear": f"{said}. Over the plain loop on one rank, {listed}.",
         "drop": place,
         "quantitative": join(*quote(outcome, LOSS.name, AMDAHL.name)) or f"{UNTOLD}: the loss is within its interval.",
     }
@@ -103,8 +103,8 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
     differ = "the speedups above do not differ beyond their intervals" if verdict == 0 else "the speedups above do"
     return {
-        "efficient": f"{which}. On {ranks} ranks {name(large_one)} runs {say('ratio', large)} times as fast as on one,"
-        f" {name(small_one)} {say('ratio', small)} times.",
+        "efficient": f"{which}. Speedup on {ranks} ranks over one: {say('ratio', large)} for {name(large_one)},"
+        f" {say('ratio', small)} for {name(small_one)}.",
         "differ": join(
             "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
             " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
@@ -235,7 +235,8 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     return {
         "scaling": join(
             f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
-            " sleep at once, so the delay is added to a step on any number of ranks and divided among none.",
+            " sleep at once, so the delay is added to a step on any number of ranks and divided among none: it moves"
+            " the speedup toward 1.",
             *quote(outcome, ADDED.name, subject=format_delay(delays[1])),
         ),
         "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"

@@ -260,7 +260,10 @@ def set_cautions(cautions: Sequence[Caution], sign: str, look: str) -> str:
 
 
 def set_section(section: Section, number: int) -> str:
-    words = "".join(f"<p>{set_words(paragraph)}</p>\n" for paragraph in section.paragraphs)
+    split = map(section.split_question, section.paragraphs)
+    words = "".join(
+        f"<p>{f'<strong>{set_words(asked)}</strong>' if asked else ''}{set_words(rest)}</p>\n" for asked, rest in split
+    )
     tables = "".join(set_table(table, table.title or section.heading or "table of results") for table in section.tables)
     return f"{words}{set_charts(section, number)}{tables}"
 

@@ -56,7 +56,8 @@ def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[
     drawn = [(chart, file) for chart, file in zip(section.charts, pictures, strict=False)]
     if section.paragraphs or section.tables or drawn or (section.heading and not section.charts):
         yield _set_heading(2, section.heading or "Results")
-    yield from map(escape_markdown, section.paragraphs)
+    for asked, rest in map(section.split_question, section.paragraphs):
+        yield f"{_set_strong(asked)}{' ' if asked else ''}{escape_markdown(rest.lstrip())}"
     for chart, file in drawn:
         yield _set_strong(chart.title)
         yield _set_picture(chart, file)

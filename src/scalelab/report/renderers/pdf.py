@@ -68,7 +68,7 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
         "sections": [
             {
                 "heading": spell_out(section.heading or "Results"),
-                "paragraphs": [spell_out(paragraph) for paragraph in section.paragraphs],
+                "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
                 "charts": [
                     [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
                     for columns in arrange_charts(section.charts)

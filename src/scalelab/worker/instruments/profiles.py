@@ -97,7 +97,7 @@ def find_profile_file(trial: Trial, run: TrainingRun, directory: Path, rank: int
     """Where a rank's trace goes. With a name, all ranks must ask at the same time: they agree on the timestamp."""
     if not run.profile_active or not run.profile_name:
         return trace_file(directory, rank)
-    told = [datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")]
+    told = [datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")]
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu") if dist.get_backend() == "gloo" else None)
     length = f"E{run.epochs}" if run.epochs else f"S{num_steps}"

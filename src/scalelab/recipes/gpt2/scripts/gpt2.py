@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+SHARD = Path(__file__).parent / "shakespeare.bin"  # a text as bytes; --data takes any other shard, such as FineWeb's
 # layers, heads, width, vocabulary, context
 SHAPES = {
     "tiny": (4, 4, 128, 512, 64),
@@ -81,15 +82,15 @@ class GPT2(nn.Module):
 def read_shard(path):
     """The tokens of a shard: a header of 256 int32 (magic 20240520, version, count), then uint16."""
     if not Path(path).is_file():
-        raise SystemExit(f"no token shard at {path}: download one (llm.c, FineWeb) and use --data PATH")
+        raise SystemExit(f"no token shard at {path}: use --data PATH")
     header = np.fromfile(path, dtype=np.int32, count=256)
     assert header[0] == 20240520, f"{path} is not a token shard"
     return np.memmap(path, dtype=np.uint16, mode="r", offset=1024, shape=(int(header[2]),))
 
 
 def take_batch(shard, number, batch, sequence, device):
-    """Batch `number`: inputs, and the same tokens moved by one as targets."""
-    first = number * batch * sequence
+    """Batch `number`, from the start again at the end: inputs, and the same tokens moved by one as targets."""
+    first = number % ((len(shard) - 1) // (batch * sequence)) * batch * sequence
     tokens = torch.from_numpy(shard[first : first + batch * sequence + 1].astype(np.int64)).to(device)
     return tokens[:-1].view(batch, sequence), tokens[1:].view(batch, sequence)
 

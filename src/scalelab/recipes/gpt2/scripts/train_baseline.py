@@ -1,6 +1,6 @@
 """Training on one GPU: global batch 32 in four passes of 8, AdamW, cosine schedule, 20 steps.
 
-    CUDA_VISIBLE_DEVICES=0 python train_baseline.py --data fineweb_train_000001.bin
+    CUDA_VISIBLE_DEVICES=0 python train_baseline.py
 
 Losses of all steps go to outputs/losses_baseline.csv.
 """
@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import torch
-from gpt2 import GPT2, SHAPES, cosine, read_shard, take_batch
+from gpt2 import GPT2, SHAPES, SHARD, cosine, read_shard, take_batch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="large", choices=SHAPES)
-parser.add_argument("--data", default="data/fineweb_train_000001.bin")
+parser.add_argument("--data", default=SHARD)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--micro-batch", type=int, default=8)

@@ -1,6 +1,6 @@
 """The training run of train_baseline.py with DistributedDataParallel.
 
-    torchrun --nproc_per_node=2 train_ddp.py --data fineweb_train_000001.bin
+    torchrun --nproc_per_node=2 train_ddp.py
 
 The global batch stays 32: every rank takes its share in passes of 8, and only the last pass of a step exchanges
 gradients. The printed loss is rank 0's. Losses of all steps go to outputs/losses_ddp.csv.
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt2 import GPT2, SHAPES, cosine, read_shard, take_batch
+from gpt2 import GPT2, SHAPES, SHARD, cosine, read_shard, take_batch
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="large", choices=SHAPES)
-parser.add_argument("--data", default="data/fineweb_train_000001.bin")
+parser.add_argument("--data", default=SHARD)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--micro-batch", type=int, default=8)

@@ -1,7 +1,7 @@
 """The training run of train_ddp.py with FullyShardedDataParallel, and a trace of three steps.
 
-    torchrun --nproc_per_node=2 train_fsdp.py --strategy FULL_SHARD --data fineweb_train_000001.bin
-    torchrun --nproc_per_node=2 train_fsdp.py --strategy SHARD_GRAD_OP --data fineweb_train_000001.bin
+    torchrun --nproc_per_node=2 train_fsdp.py --strategy FULL_SHARD
+    torchrun --nproc_per_node=2 train_fsdp.py --strategy SHARD_GRAD_OP
 
 FULL_SHARD gathers a block before its forward and again before its backward; SHARD_GRAD_OP keeps it in between. Losses
 of all steps go to outputs/losses_fsdp_STRATEGY.csv, traces of rank 0 to outputs/traces/fsdp_STRATEGY/.
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt2 import GPT2, SHAPES, Block, cosine, read_shard, take_batch
+from gpt2 import GPT2, SHAPES, SHARD, Block, cosine, read_shard, take_batch
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--strategy", default="FULL_SHARD", choices=["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 parser.add_argument("--model", default="large", choices=SHAPES)
-parser.add_argument("--data", default="data/fineweb_train_000001.bin")
+parser.add_argument("--data", default=SHARD)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--micro-batch", type=int, default=8)

@@ -9,99 +9,24 @@ random pixels instead. Prints the time, mean training loss and training accuracy
 
 import argparse
 import os
-import tarfile
 import time
-import urllib.request
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from resnet18 import Images, download, make_resnet18
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))  # channels and stride
-
-
-def parse_flags(words=None):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--images", type=int, default=50_000, help="fewer, for a quick look")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--random", action="store_true")
-    return parser.parse_args(words)
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
-
-    def __init__(self, source, channels, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(source, channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or source != channels:
-            conv = nn.Conv2d(source, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(channels))
-
-    def forward(self, x):
-        hidden = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
-
-
-def make_resnet18():
-    """The form for 32 x 32 images: 11,173,962 parameters."""
-    layers, width = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()], 64
-    for channels, stride in STAGES:
-        layers += [Block(width, channels, stride), Block(channels, channels, 1)]
-        width = channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-class Images(Dataset):
-    """CIFAR-10 in memory; training images are shifted by up to 4 pixels, and half of them mirrored."""
-
-    def __init__(self, flags):
-        if flags.random:
-            generator = torch.Generator().manual_seed(0)
-            self.images = torch.randint(256, (flags.images, 3, 32, 32), generator=generator, dtype=torch.uint8)
-            self.labels = torch.randint(10, (flags.images,), generator=generator)
-            return
-        files = sorted(flags.data.rglob("data_batch_*.bin"))
-        rows = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in files])[: flags.images]
-        self.labels = torch.from_numpy(rows[:, 0].astype(np.int64))
-        self.images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        image = F.pad(self.images[index].float() / 255, (4, 4, 4, 4))
-        top, left = torch.randint(9, (2,)).tolist()
-        image = image[:, top : top + 32, left : left + 32]
-        image = image.flip(2) if torch.rand(()) < 0.5 else image
-        return (image - 0.4734) / 0.2516, self.labels[index]
-
-
-def download(directory):
-    """Fetch and unpack CIFAR-10 unless it is there, with a line of progress."""
-    if any(directory.rglob("data_batch_*.bin")):
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    archive = directory / "cifar-10-binary.tar.gz"
-    try:
-        urllib.request.urlretrieve(URL, archive, lambda n, size, total: print(f"\r{n * size / total:.0%}", end=""))
-    except OSError as error:
-        raise SystemExit(f"{URL} is out of reach ({error}): put data_batch_*.bin into {directory}, or use --random")
-    with tarfile.open(archive) as file:
-        file.extractall(directory, filter="data")
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=128)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--data", type=Path, default=Path("data"))
+parser.add_argument("--images", type=int, default=50_000, help="fewer, for a quick look")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--random", action="store_true")
+flags = parser.parse_args()
 
 
 def run_epoch(model, optimizer, loader, device):
@@ -132,7 +57,6 @@ def run_epoch(model, optimizer, loader, device):
 
 
 def main():
-    flags = parse_flags()
     has_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if has_gpu else "gloo")
     rank = dist.get_rank()
