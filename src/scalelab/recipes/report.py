@@ -192,7 +192,7 @@ def make_section(one: Concluded) -> Section:
         num_answers=len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
-        charts=one.answer.charts or tuple(choose_charts(outcomes)),
+        charts=one.answer.charts or choose_charts(outcomes),
     )
 
 
@@ -254,8 +254,12 @@ def merge_tables(shown: Sequence[tuple[str, Table]], *, is_marked: bool) -> Iter
         yield replace(first, columns=columns, rows=rows, notes=notes)
 
 
-def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
+def choose_charts(outcomes: Outcomes) -> tuple[Chart, ...]:
     """The first chart of every part, with the part's name where there are several; the last names what is left out."""
+    return tuple(_name_charts(outcomes))
+
+
+def _name_charts(outcomes: Outcomes) -> Iterator[Chart]:
     mains = {key: find_main_chart(outcome.document) for key, outcome in outcomes.items() if outcome.document}
     found = {key: chart for key, chart in mains.items() if chart is not None}
     left_out = list(found)[MOST_CHARTS:]

@@ -261,8 +261,14 @@ def answer_g6(outcomes: Outcomes) -> Answer:
     return Answer(
         main=Main("seconds", "exposed communication, ddp", exposed) if exposed else None,
         tables=keep_tables(make_parts_table(arms), make_kinds_table(arms), make_operators_table(comparisons)),
-        sentences=(*describe_parts(arms), *describe_operators(comparisons)),
+        sentences=(*describe_parts(arms), *describe_operators(comparisons), *name_places(arms)),
     )
+
+
+def name_places(arms: Mapping[str, Arm]) -> list[str]:
+    """Where the traces of every strategy are."""
+    kept = [f"trials/g6.traces.{list_traced(arm)[0].trial.name}/trace" for arm in arms.values()]
+    return [f"Traces, in the directory of this run: {', '.join(kept)} (rank<n>.json.gz)."] if kept else []
 
 
 def read_report(arm: Arm) -> RankReport:

@@ -19,6 +19,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.analysis.traffic import count_wire_bytes
+from scalelab.answers.train import TrainStudy
 from scalelab.data.cifar10 import check_cifar10
 from scalelab.errors import UsageError
 from scalelab.recipes.evidence import (
@@ -27,6 +28,7 @@ from scalelab.recipes.evidence import (
     compare_estimates,
     divide_steps,
     find_arm,
+    find_completed,
     keep_tables,
     list_spread,
     make_beside_table,
@@ -34,15 +36,19 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.report import choose_charts
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, subtract_ideal
+from scalelab.records.observations import CurvePoint
+from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import DIGITS_IMAGES
+from scalelab.studies.shared.study import Study
 from scalelab.units import Quantity, format_count
 from scalelab.workloads.catalogue import make_options
 from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
@@ -52,6 +58,7 @@ SMALL_WIDTH = 4
 """Channels of the first stage in small, instead of 64."""
 SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
 """In small, by the published one; digits hold no 2048."""
+ONE_RUN = "one training run each: no interval"
 QUARTER = "in small, a quarter of the published batch, on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
@@ -89,8 +96,24 @@ def count_steps(arm: Arm) -> float:
     return published.TRAIN_IMAGES // arm.trial.global_batch
 
 
+def make_timed(size: Size, batch: int, num_devices: int = 1) -> TrainStudy:
+    """Two epochs, of which the second is read, as published."""
+    return TrainStudy(
+        ranks=num_devices,
+        global_batch=num_devices * choose_batch(size, batch),
+        course=TrainingRun(epochs=2, log_every=10**6, evaluate_every=10**6, keep=0),
+        job=make_job(size),
+    )
+
+
+def read_second_epoch(outcome: Outcome | None) -> CurvePoint | None:
+    """The second epoch of a training run: its time with and without loading."""
+    result = find_completed(outcome)
+    return result.epochs[1] if result is not None and len(result.epochs) > 1 else None
+
+
 def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
-    parts = {
+    parts: dict[str, Study] = {
         f"batch{batch}": WeakScaling(
             ranks=(1, *DEVICES),
             batch_per_rank=choose_batch(size, batch),
@@ -99,6 +122,7 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
         )
         for batch in published.BATCHES
     }
+    parts |= {f"timed{n}x{batch}": make_timed(size, batch, n) for n in DEVICES for batch in published.BATCHES}
     r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
     return (
         Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0),
@@ -146,11 +170,25 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
         main=main,
         tables=keep_tables(
             make_beside_table("ratio", lines, title="Speedup of an epoch", size=size, notes=notes),
+            compare_timed(size, outcomes),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
         ),
         sentences=(f"Speedup of an epoch over one device: {', '.join(gains)}.", describe_strong_point(outcomes)),
         questions=pair_questions("resnet", "R2", answer_scaling(pairs, outcomes)),
+        charts=choose_charts({key: outcome for key, outcome in outcomes.items() if key.startswith("batch")}),
     )
+
+
+def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
+    """Epoch 2 with loading, timed as a whole; a row per number of devices and batch."""
+    lines = []
+    for n in DEVICES:
+        for batch in published.BATCHES:
+            epoch = read_second_epoch(outcomes.get(f"timed{n}x{batch}"))
+            there = published.EPOCH_SECONDS[n][batch]
+            what = f"{n} devices, batch {choose_batch(size, batch)}"
+            lines.append(Compared(what, epoch.seconds if epoch else None, there, f"{there:.3f} s"))
+    return make_beside_table("seconds", lines, title="Epoch 2 with loading, timed", size=size, notes=(ONE_RUN,))
 
 
 def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:

@@ -60,6 +60,10 @@ UTILIZATION_PERCENT = read_cells("R4", "percent")
 LARGE_RANKS, LARGE_BATCH, LARGE_EPOCHS = (int(read("R5", name)) for name in ("ranks", "batch", "epochs"))
 BASE_BATCH, BASE_RATE, SCALED_RATE = int(read("R5", "base_batch")), read("R5", "base_rate"), read("R5", "scaled_rate")
 LARGE_LOSS, LARGE_ACCURACY = read("R5", "training_loss"), read("R5", "training_accuracy")
+LARGE_EPOCH_LINES = {
+    epoch: tuple(PRINTED["R5"][f"{name}_epoch_{epoch}"].text for name in ("seconds", "loss", "accuracy"))
+    for epoch in range(1, LARGE_EPOCHS + 1)
+}
 SMALL_BATCH_PERCENT = read("R5", "small_batch_percent")
 """R5: 4 × 2048 on training images, before the learning rate is scaled; and at batch 128, at least."""
 

@@ -38,12 +38,14 @@ from scalelab.recipes.scaling.questions import (
 )
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
+from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay import Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.breakdown import plot_rank_parts
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
@@ -255,7 +257,14 @@ def make_s5c(size: Size) -> Row:
         steps = [arm.step for arm in arms if arm.trial.perturbation.seconds]
         return Main("seconds", f"step with {STRAGGLER_DELAY} on rank 0", steps[0]) if steps else None
 
-    return quote_row("S5C", "Straggler", "slow", study, find_slow_step, num_tables=1)
+    row = quote_row("S5C", "Straggler", "slow", study, find_slow_step, num_tables=1)
+
+    def draw(outcomes: Outcomes) -> Answer:
+        """The delayed step first."""
+        arms = sorted(list_arms(outcomes.get("slow")), key=lambda arm: -arm.trial.perturbation.seconds)
+        return replace(row.conclude(outcomes), charts=keep_charts(*map(plot_rank_parts, arms)))
+
+    return replace(row, conclude=draw)
 
 
 def make_s6() -> Row:

@@ -59,10 +59,25 @@ def add_general_charts(
     missing = list_missing(arms, planned) if any(arm.is_measured for arm in arms) else {}
     charts = [plot_spread(arms, missing), *plot_series(arms)]
     sections = [Section(heading="Step by step", charts=tuple(chart for chart in charts if chart is not None))]
-    timeline = plot_recorded_step(arms, find_directory)
-    if timeline is not None:
-        sections.append(Section(heading="A profiled step", charts=(timeline,)))
-    return replace(document, sections=(*document.sections, *(section for section in sections if section.charts)))
+    parts: dict[str, list[Arm]] = {}
+    for arm in arms:
+        parts.setdefault(study.find_part(arm.trial), []).append(arm)
+    own = list(document.sections)
+    for part, members in parts.items():
+        timeline = plot_recorded_step(members, find_directory)
+        place = find_row(own, part)
+        if timeline is not None and place is not None:
+            own[place] = replace(own[place], charts=(*own[place].charts, timeline))
+        elif timeline is not None:
+            sections.append(Section(heading="A profiled step", charts=(timeline,)))
+    return replace(document, sections=(*own, *(section for section in sections if section.charts)))
+
+
+def find_row(sections: Sequence[Section], part: str) -> int | None:
+    """The place of the section that a recipe's row has, of which this is a part; None outside of recipes."""
+    row = part.partition(".")[0].upper()
+    found = (place for place, section in enumerate(sections) if section.heading.partition(" · ")[0] == row)
+    return next(found, None) if row else None
 
 
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:

@@ -1,0 +1,258 @@
+"""R5 and R6: what a large batch and batch norm of single ranks do to what is learnt, and what DDP sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_location
+from scalelab.answers.train import TrainStudy
+from scalelab.recipes.evidence import UNTOLD, Compared, find_completed, keep_tables, make_beside_table, quote, say
+from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.resnet import published
+from scalelab.recipes.resnet.epochs import make_job
+from scalelab.records.observations import CurvePoint
+from scalelab.records.settings import TrainingRun
+from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.report.document import Table
+from scalelab.report.tables import count_column, make_column, make_table, seconds_column, text_column
+from scalelab.studies.comm_volume import BUFFERS, CommVolume
+from scalelab.studies.large_batch.study import LargeBatch
+from scalelab.units import format_share
+
+NORM_SEEDS = 3
+WORTH_SYNCHRONIZING = 0.01
+"""R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
+
+
+def make_r5(size: Size) -> Row:
+    if size == "full":
+        study = LargeBatch(
+            small_batch=published.BASE_BATCH,
+            large_batch=published.LARGE_RANKS * published.LARGE_BATCH,
+            epochs=published.LARGE_EPOCHS,
+            warmup_epochs=3.0,
+            ranks=published.LARGE_RANKS,
+            job=make_job(size),
+        )
+    else:
+        study = LargeBatch(epochs=published.LARGE_EPOCHS, job=make_job(size))
+    return Row(id="R5", title="Large batch", parts={"learning": study}, conclude=partial(answer_r5, size), num_tables=0)
+
+
+def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("learning")
+    trained, tested = read_last_accuracies(outcome, is_test=False), read_last_accuracies(outcome, is_test=True)
+    printed = f"{100 * published.LARGE_ACCURACY:.2f} %"
+    there = {
+        "large": (published.LARGE_ACCURACY, printed),
+        "small": (published.SMALL_BATCH_PERCENT / 100, f"often above {published.SMALL_BATCH_PERCENT:g} %"),
+    }
+    lines = [Compared(label, found, *there.get(name, (None, ""))) for name, (label, found) in trained.items()]
+    tests = [Compared(label, found, None) for label, found in tested.values()]
+    _, large = trained.get("large", ("", None))
+    main = Main("accuracy", "training accuracy, large batch", large, published.LARGE_ACCURACY, printed)
+    return Answer(
+        main=main if large else None,
+        tables=keep_tables(
+            make_beside_table(
+                "accuracy",
+                lines,
+                title="Training accuracy, mean of the last epoch",
+                size=size,
+                notes=(f"published: 4 × 2048 on CIFAR-10, one seed, training loss {published.LARGE_LOSS}",),
+            ),
+            make_beside_table("accuracy", tests, title="Test accuracy after the last epoch", size=size),
+            list_epochs(outcome),
+        ),
+        sentences=quote(outcome),
+        questions=pair_questions("resnet", "R5", answer_learning(trained)),
+    )
+
+
+def list_epochs(outcome: Outcome | None) -> Table | None:
+    """Every epoch of the large batch, as the lab's log has it: time, mean training loss, training accuracy."""
+    found = [result for result in (outcome.results if outcome else ()) if result.trial.configuration == "large"]
+    epochs = next((result.epochs for result in found if result.epochs), ())
+    if not epochs:
+        return None
+    there = published.LARGE_EPOCH_LINES
+
+    def read(place: int) -> Callable[[CurvePoint], str | None]:
+        return lambda point: there[number][place] if (number := round(point.epoch)) in there else None
+
+    return make_table(
+        epochs,
+        count_column("epoch", "epoch", lambda point: round(point.epoch)),
+        seconds_column("epoch_seconds", "time", lambda point: point.seconds),
+        make_column("loss", "loss", "loss", lambda point: point.loss),
+        make_column("accuracy", "accuracy", "accuracy", lambda point: point.accuracy),
+        text_column("published_seconds", "published time [s]", read(0), align="right"),
+        text_column("published_loss", "loss", read(1), align="right"),
+        text_column("published_accuracy", "accuracy", read(2), align="right"),
+        title="Epoch by epoch, large batch",
+        notes=("training images, before each update; first seed; published: 4 × 2048 on CIFAR-10",),
+    )
+
+
+def answer_learning(trained: Mapping[str, tuple[str, Estimate]]) -> dict[str, str]:
+    """What a large batch costs, and what scaling the rate and warming it up bring back."""
+    if not {"small", "large"} <= set(trained):
+        return {}
+    (small_label, small), (large_label, large) = trained["small"], trained["large"]
+    others = ", ".join(f"{say('accuracy', found)} with {label}" for label, found in list(trained.values())[2:])
+    rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
+    return {
+        "accuracy": f"{say('accuracy', large)} of training images in the last epoch with {large_label},"
+        f" {say('accuracy', small)} with {small_label}. At the same rate, the large batch makes fewer updates in as"
+        " many epochs.",
+        "remedies": "Linear scaling multiplies the rate by the growth of the batch (published:"
+        f" {rate} = {published.SCALED_RATE}); gradual warm-up raises it over the first epochs, while directions still"
+        f" change too fast for such steps (Goyal et al. 2017).{f' Here: {others}.' if others else ''}",
+    }
+
+
+def read_last_accuracies(outcome: Outcome | None, *, is_test: bool) -> dict[str, tuple[str, Estimate]]:
+    """The label of every way to train and its accuracy at the end, over seeds, by configuration.
+
+    Of the last test, or of all training steps of the last epoch; before 0.2 only of those that were logged.
+    """
+    found: dict[str, tuple[str, list[float]]] = {}
+    for result in outcome.results if outcome else ():
+        lines = result.epochs[-1:] if result.epochs and not is_test else result.curve
+        points = [point for point in lines if point.is_evaluation == is_test and point.accuracy is not None]
+        last = points[-1:] if is_test else [point for point in points if point.epoch > points[-1].epoch - 1]
+        known = [point.accuracy for point in last if point.accuracy is not None]
+        if result.status is Status.COMPLETED and known and not result.trial.instruments:
+            found.setdefault(result.trial.configuration, (result.trial.label, []))[1].append(sum(known) / len(known))
+    return {name: (label, estimate_location(values)) for name, (label, values) in found.items()}
+
+
+def make_r6(size: Size) -> Row:
+    study = CommVolume(
+        strategies=("ddp",),
+        ranks=choose_ranks(size, published.LARGE_RANKS),
+        batch_per_rank=choose(size, small=2, full=512),
+        job=make_job(size, is_counted=True),
+        sampling=make_sampling(size, rounds=2, steps=4, phase_steps=0),
+    )
+    kinds = [(kind, seed) for seed in range(NORM_SEEDS) for kind in ("local", "synced")]
+    norms = {f"{kind}{seed}": make_norm_training(size, kind, seed) for kind, seed in kinds}
+    return Row(
+        id="R6",
+        title="What DDP sends",
+        parts={"messages": study, **norms},
+        conclude=partial(answer_r6, size),
+        num_tables=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormTraining(TrainStudy):
+    """A training run after which the batch statistics of ranks are compared."""
+
+    def plan(self) -> list[Trial]:
+        return [replace(trial, instruments=("norms",)) for trial in super().plan()]
+
+
+def make_norm_training(size: Size, kind: str, seed: int) -> NormTraining:
+    """Local or synchronized batch norm, with 512 images per rank; in small with 16."""
+    ranks = choose_ranks(size, published.LARGE_RANKS)
+    job = make_job(size, seed=seed)
+    return NormTraining(
+        ranks=ranks,
+        global_batch=ranks * choose(size, small=16, full=512),
+        course=TrainingRun(epochs=published.LARGE_EPOCHS, log_every=10**6, keep=0),
+        job=replace(job, spreading=replace(job.spreading, sync_batch_norm=kind == "synced")),
+    )
+
+
+def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
+    outcome = outcomes.get("messages")
+    sent = sum_bytes(outcome, "gradients")
+    if not sent:
+        return Answer(sentences=quote(outcome))
+    printed = f"{published.GRADIENT_BYTES:,}"
+    table = make_beside_table(
+        "count",
+        [Compared("gradient bytes per step", sent, published.GRADIENT_BYTES, printed)],
+        title="What every rank passes to the all-reduce",
+        size=size,
+        notes=("counted, not timed",),
+        is_ratio=True,
+    )
+    verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
+    sentence = f"DDP all-reduces {say('count', sent)} bytes of gradients per step, {verdict} the published {printed}."
+    return Answer(
+        main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
+        tables=keep_tables(table),
+        sentences=(sentence, *quote(outcome)),
+        questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
+        charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
+    )
+
+
+def answer_buffers(outcome: Outcome | None) -> dict[str, str]:
+    gradients, buffers = (sum_bytes(outcome, purpose) for purpose in ("gradients", "buffers"))
+    if not gradients or buffers is None:
+        return {}
+    cost = " ".join(quote(outcome, BUFFERS.name))
+    return {
+        "buffers": f"{'Yes' if buffers else 'No'}: {buffers:,} bytes of buffers beside {gradients:,} of gradients,"
+        f" {format_share(buffers / (buffers + gradients))} of what a step sends. They are copied from rank 0 before"
+        f" every forward, not averaged.{f' {cost}' if cost else ''}"
+    }
+
+
+def answer_norms(outcomes: Outcomes) -> dict[str, str]:
+    """Local against synchronized batch norm: statistics of a step, and test accuracy seed by seed."""
+    differences, spreads, accuracies = [], [], []
+    trial = None
+    for seed in range(NORM_SEEDS):
+        local, synced = (find_completed(outcomes.get(f"{kind}{seed}")) for kind in ("local", "synced"))
+        scores = [read_test_accuracy(result) for result in (local, synced)]
+        if local is None or scores[0] is None or scores[1] is None:
+            continue
+        trial = local.trial
+        differences.append(scores[1] - scores[0])
+        accuracies.append(scores[0])
+        spreads += [rank.norms for rank in local.ranks[:1] if rank.norms is not None]
+    if trial is None:
+        return {}
+    gain, level = estimate_location(differences), estimate_location(accuracies)
+    verdict = UNTOLD
+    if gain.low is not None and gain.high is not None:
+        verdict = "No" if gain.low > 0 else "Yes" if gain.high < WORTH_SYNCHRONIZING else UNTOLD
+    apart = ""
+    if spreads:
+        mean, variance = (sum(one[place] for one in spreads) / len(spreads) for place in (0, 1))
+        apart = (
+            f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
+            f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels); both"
+            " shrink as one over the square root of the images per rank."
+        )
+    width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
+    return {
+        "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
+        f" {say('accuracy', level)} with local batch norm and changes by {100 * gain.value:+.1f}{width} points with"
+        f" synchronized batch norm, over {len(differences)} seeds.{apart}"
+    }
+
+
+def read_test_accuracy(result: TrialResult | None) -> float | None:
+    """After the last epoch."""
+    points = [point.accuracy for point in result.curve if point.is_evaluation] if result else []
+    return points[-1] if points else None
+
+
+def sum_bytes(outcome: Outcome | None, purpose: str) -> int | None:
+    """Of the first rank that counted its messages, under plain DDP."""
+    for result in outcome.results if outcome else ():
+        for rank in result.ranks:
+            known = [message for message in rank.messages if message.purpose == purpose]
+            if rank.messages and all(message.payload_bytes is not None for message in known):
+                return sum(message.payload_bytes or 0 for message in known)
+    return None
