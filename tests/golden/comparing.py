@@ -2,7 +2,7 @@
 
 Words may: titles, headers, notes, sentences, the names of rows. There may be more tables, columns and charts. Numbers
 may not change, and neither tables, columns nor rows may get lost: a table is known by the keys of its columns, a row by
-its place. Tables may stand in another order.
+its place, or by its numbers where there are fewer or more rows. Tables may stand in another order.
 
 0.1.0 printed impossible numbers where a run was noisy: times below 0, shares outside [0, 1]. Such a value may be
 unknown now, and such an end of an interval may be the edge of what is possible.
@@ -10,9 +10,10 @@ unknown now, and such an end of an interval may be the edge of what is possible.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 Json = dict[str, Any]
@@ -64,6 +65,19 @@ def list_tables(document: Json) -> list[Grid]:
     ]
 
 
+def drop_column(document: Json, key: str, titles: Collection[str] = ()) -> Json:
+    """The document without a column, in the tables of these titles; in all of them if none is named."""
+    kept = copy.deepcopy(document)
+    for section in kept["sections"]:
+        for table in section["tables"]:
+            if titles and (table["title"] or section["heading"]) not in titles:
+                continue
+            places = [place for place, column in enumerate(table["columns"]) if column["key"] != key]
+            table["columns"] = [table["columns"][place] for place in places]
+            table["rows"] = [[row[place] for place in places] for row in table["rows"]]
+    return kept
+
+
 def count_charts(document: Json) -> int:
     return sum(len(section["charts"]) for section in document["sections"])
 
@@ -91,7 +105,7 @@ def compare_documents(
 def compare_tables(
     old: Sequence[Grid], new: Sequence[Grid], timed: frozenset[str], respread: frozenset[str]
 ) -> Iterator[str]:
-    """Every old table against a new one with all its columns, preferably the same one; each is used once."""
+    """Every old table against a new one with all its columns, the one that differs least; each is used once."""
     left = list(range(len(new)))
     for table in old:
         places = [place for place in left if set(table.keys) <= set(new[place].keys)]
@@ -99,7 +113,7 @@ def compare_tables(
             yield f"{table} is lost"
             continue
         found = {place: list(compare_rows(table, new[place], timed, respread)) for place in places}
-        best = next((place for place in places if not found[place]), places[0])
+        best = min(places, key=lambda place: len(found[place]))
         yield from (f"{table}: {difference}" for difference in found[best])
         left.remove(best)
 
@@ -107,7 +121,7 @@ def compare_tables(
 def compare_rows(old: Grid, new: Grid, timed: frozenset[str], respread: frozenset[str]) -> Iterator[str]:
     """What differs between two tables, cell by cell; the new one has all columns of the old one."""
     if len(old.rows) != len(new.rows):
-        yield f"{len(new.rows)} rows, there were {len(old.rows)}"
+        yield from list_lost_rows(old, new, timed, respread)
         return
     for number, (old_row, new_row) in enumerate(zip(old.rows, new.rows, strict=True), start=1):
         cells = dict(zip(new.keys, new_row, strict=True))
@@ -118,6 +132,18 @@ def compare_rows(old: Grid, new: Grid, timed: frozenset[str], respread: frozense
                 is_same = is_same_value
             if not is_same(cell, cells[key]) and not is_confined(cell, cells[key], quantity):
                 yield f"row {number}, {key}: {describe(cells[key])}, it was {describe(cell)}"
+
+
+def list_lost_rows(old: Grid, new: Grid, timed: frozenset[str], respread: frozenset[str]) -> Iterator[str]:
+    """The old rows that no new one repeats; further new ones are let through."""
+    left = list(new.rows)
+    for number, row in enumerate(old.rows, start=1):
+        alone = replace(old, rows=(row,))
+        alike = [one for one in left if not any(compare_rows(alone, replace(new, rows=(one,)), timed, respread))]
+        if alike:
+            left.remove(alike[0])
+        else:
+            yield f"row {number} is lost ({', '.join(describe(cell) for cell in row[:2])})"
 
 
 def is_equal(old: Json, new: Json) -> bool:

@@ -322,6 +322,28 @@ def test_job_scripts_say_where_they_belong(tmp_path: Path) -> None:
     assert "#PBS -l select=2" in (tmp_path / "submit_2nodes_prof.pbs").read_text()
 
 
+def test_the_job_starts_one_torchrun_on_each_of_its_nodes(tmp_path: Path) -> None:
+    """With a real mpiexec; torchrun here only prints its words."""
+    mpiexec = Path(find_mpiexec("mpich"))
+    write_scripts("polaris", tmp_path)
+    (tmp_path / "nodes").write_text("localhost\n127.0.0.1\n")
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}:{mpiexec.parent}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": str(mpiexec.parents[1] / "lib"),
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_O_WORKDIR": str(tmp_path),
+    }
+    job = ["bash", tmp_path / "submit_2nodes_prof.pbs"]
+    done = subprocess.run(job, env=variables, capture_output=True, text=True, check=True)
+    (words,) = set(done.stdout.splitlines())
+    assert len(done.stdout.splitlines()) == 2
+    assert words == (
+        "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:29500 pytorch_ddp_prof.py"
+    )
+
+
 @pytest.fixture(scope="module")
 def lab_printed(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of all scripts of Part B, in order; the first trains, the others read its network."""

@@ -24,7 +24,6 @@ EPOCHS = int(os.environ.get("EPOCHS", 10))
 SAMPLES = int(os.environ.get("SAMPLES", 2048))
 D_MODEL = int(os.environ.get("D_MODEL", 512))
 BATCH = 32
-COMMUNICATION = ("nccl", "gloo:", "c10d::allreduce")
 
 
 def draw_order(epoch):
@@ -33,16 +32,15 @@ def draw_order(epoch):
     return torch.from_numpy(generator.permutation(SAMPLES))
 
 
-def read_seconds(event):
-    """Of the device where there is one, else of the CPU: without what an event calls."""
-    micro = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
-    return micro / 1e6
-
-
 def print_communication(events):
-    everything = sum(read_seconds(event) for event in events)
-    waited = [event for event in events if event.key.startswith(COMMUNICATION)]
-    total, calls = sum(read_seconds(event) for event in waited), sum(event.count for event in waited)
+    """Of all time on the device: NCCL's kernels. Without a device, of the profiled steps: gloo's calls."""
+    if torch.cuda.is_available():
+        found = [(event.count, event.self_device_time_total) for event in events if event.key.startswith("nccl")]
+        everything = sum(event.self_device_time_total for event in events) / 1e6
+    else:
+        found = [(event.count, event.cpu_time_total) for event in events if event.key.startswith("gloo:")]
+        everything = sum(event.cpu_time_total for event in events if event.key.startswith("ProfilerStep")) / 1e6
+    calls, total = sum(count for count, _ in found), sum(micro for _, micro in found) / 1e6
     print(f"Total communication time: {1e3 * total:.2f} ms in {calls} calls")
     print(f"Communication overhead: {total / everything if everything else 0:.2%} of the profiled time")
     print(f"Average latency: {1e3 * total / calls if calls else 0:.2f} ms")
