@@ -125,6 +125,11 @@ class Section:
         asked = next((words for words in self.questions if paragraph.startswith(words)), "")
         return asked, paragraph.removeprefix(asked)
 
+    def cut_answer(self, paragraph: str) -> str:
+        """A paragraph of a brief report: the whole question, and the first sentences of its answer."""
+        asked, rest = self.split_question(paragraph)
+        return asked + cut_text(rest, BRIEF_CHARACTERS - len(asked))
+
     @property
     def is_empty(self) -> bool:
         return not (self.heading or self.paragraphs or self.tables or self.charts)
@@ -183,7 +188,7 @@ class Document:
         sections = [
             Section(
                 heading=section.heading,
-                paragraphs=tuple(cut_text(words) for words in section.paragraphs[: section.num_answers]),
+                paragraphs=tuple(map(section.cut_answer, section.paragraphs[: section.num_answers])),
                 tables=tuple(_shorten_table(table) for table in section.tables[:1]),
                 num_answers=section.num_answers,
                 questions=section.questions,
@@ -194,8 +199,8 @@ class Document:
 
 
 def cut_text(words: str, most: int = BRIEF_CHARACTERS) -> str:
-    """Whole sentences of a paragraph up to so many characters; at least one."""
-    ends = [found.end() for found in re.finditer(r"[.?](?= [A-Z“])", words)]
+    """Whole sentences of a paragraph up to so many characters; at least one. A sentence may begin with a name."""
+    ends = [found.end() for found in re.finditer(r"(?<! al)[.?](?= \S)", words)]
     if len(words) <= most or not ends:
         return words
     return words[: max((end for end in ends if end <= most), default=ends[0])]
