@@ -311,7 +311,6 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
     assert "Non-linearly" in curve
 
 
-@pytest.mark.parametrize("name", ROWS)
 def find_table(document: Document, row: str, title: str) -> list[list[object]]:
     (table,) = (table for table in find_section(document, row).tables if table.title == title)
     return [[cell.value for cell in line] for line in table.rows]
@@ -359,6 +358,7 @@ def test_gpt2_trains_on_other_shards_with_a_row_for_every_token(tmp_path: Path) 
         Reproduce(recipe="scaling", tokens="few.bin")
 
 
+@pytest.mark.parametrize("name", ROWS)
 def test_every_row_says_what_was_run(documents: dict[str, Document], name: str) -> None:
     """But for those that read another row, or that run nothing."""
     paragraphs = [words for section in documents[name].sections for words in section.paragraphs]

@@ -118,6 +118,8 @@ class Row:
     """The row whose parts these are, where it measures nothing of its own."""
     num_tables: int | None = None
     """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
+    shows: tuple[str, ...] = ()
+    """The parts whose tables and charts it shows; none: all of them."""
     state: str = ""
     """What the overview says of a row with nothing to run; empty: what became of its parts."""
     expects: Callable[[TrialResult], bool] = lambda _: False

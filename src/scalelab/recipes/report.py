@@ -172,7 +172,8 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
 def make_section(one: Concluded) -> Section:
     """A row's answers first, then its numbers beside the published ones, then the main tables of its studies."""
     why = f"{'Not run' if one.is_hindered and not one.row.state else 'Incomplete'}: {one.reason}." if one.reason else ""
-    outcomes = {key: outcome for key, outcome in one.shown.items() if outcome.document is not None}
+    wanted = one.row.shows or one.shown
+    outcomes = {key: one.shown[key] for key in wanted if key in one.shown and one.shown[key].document is not None}
     is_crowded = len(outcomes) > MOST_WHOLE_PARTS
     most = 1 if is_crowded or one.answer.tables else MOST_TABLES
     if one.row.num_tables is not None and one.answer.sentences:
@@ -192,7 +193,7 @@ def make_section(one: Concluded) -> Section:
         num_answers=len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
-        charts=one.answer.charts or choose_charts(outcomes),
+        charts=one.answer.charts or tuple(choose_charts(outcomes)),
     )
 
 
@@ -254,12 +255,8 @@ def merge_tables(shown: Sequence[tuple[str, Table]], *, is_marked: bool) -> Iter
         yield replace(first, columns=columns, rows=rows, notes=notes)
 
 
-def choose_charts(outcomes: Outcomes) -> tuple[Chart, ...]:
+def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
     """The first chart of every part, with the part's name where there are several; the last names what is left out."""
-    return tuple(_name_charts(outcomes))
-
-
-def _name_charts(outcomes: Outcomes) -> Iterator[Chart]:
     mains = {key: find_main_chart(outcome.document) for key, outcome in outcomes.items() if outcome.document}
     found = {key: chart for key, chart in mains.items() if chart is not None}
     left_out = list(found)[MOST_CHARTS:]

@@ -27,7 +27,6 @@ from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SMALL_WIDTH, make_training_job, print_gigabytes
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
-from scalelab.recipes.report import choose_charts
 from scalelab.records.settings import Dtype, TrainingRun
 from scalelab.report.document import Table
 from scalelab.report.tables import INTERVAL_NOTE, make_table, rate_column, seconds_column, text_column
@@ -75,7 +74,13 @@ def make_p8(size: Size) -> Row:
             job=make_training_job("full", {"d_model": LARGEST.d_model, "features": LARGEST.d_model}, dtype=dtype),
         )
     return Row(
-        id="P8", title="Scale-up", parts=parts, conclude=partial(answer_p8, size), num_tables=0, accounts_memory=True
+        id="P8",
+        title="Scale-up",
+        parts=parts,
+        conclude=partial(answer_p8, size),
+        num_tables=0,
+        shows=tuple(f"width{width}" for width in list_widths(size)),
+        accounts_memory=True,
     )
 
 
@@ -158,7 +163,6 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
         ),
         sentences=tuple(sentences),
         questions=pair_questions("polaris", "P8", answer_growth(models, read_peak(outcomes.get("forecast-float32")))),
-        charts=choose_charts({key: outcome for key, outcome in outcomes.items() if key.startswith("width")}),
     )
 
 

@@ -37,7 +37,6 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
-from scalelab.recipes.report import choose_charts
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, subtract_ideal
 from scalelab.records.observations import CurvePoint
@@ -49,7 +48,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.real_images import DIGITS_IMAGES
 from scalelab.studies.shared.study import Study
-from scalelab.units import Quantity, format_count
+from scalelab.units import Quantity, format_count, is_known
 from scalelab.workloads.catalogue import make_options
 from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
@@ -118,16 +117,17 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
             ranks=(1, *DEVICES),
             batch_per_rank=choose_batch(size, batch),
             job=make_job(size),
-            sampling=make_sampling(size, steps=8, comm_free=True, phase_steps=2),
+            sampling=make_sampling(size, rounds=3, steps=8, comm_free=True, phase_steps=2),
         )
         for batch in published.BATCHES
     }
+    shows = tuple(parts)
     parts |= {f"timed{n}x{batch}": make_timed(size, batch, n) for n in DEVICES for batch in published.BATCHES}
     r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
     return (
-        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0),
-        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2"),
-        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2"),
+        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0, shows=shows),
+        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", shows=shows),
+        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", shows=shows),
     )
 
 
@@ -175,7 +175,6 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
         ),
         sentences=(f"Speedup of an epoch over one device: {', '.join(gains)}.", describe_strong_point(outcomes)),
         questions=pair_questions("resnet", "R2", answer_scaling(pairs, outcomes)),
-        charts=choose_charts({key: outcome for key, outcome in outcomes.items() if key.startswith("batch")}),
     )
 
 
@@ -340,8 +339,9 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         size=size,
         notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
     )
-    known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in lines if line.ours is not None]
-    unresolved = [line.what for line in lines if line.ours is None]
+    told = [line for line in lines if isinstance(line.ours, Estimate) and is_known(line.ours)]
+    known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in told]
+    unresolved = [line.what for line in lines if line not in told]
     sentences = [f"Bandwidth with one all-reduce per step: {', '.join(known)}."] if known else []
     if unresolved:
         sentences.append(f"Communication time is not resolved at {'; '.join(unresolved)}.")

@@ -103,7 +103,8 @@ def answer_learning(trained: Mapping[str, tuple[str, Estimate]]) -> dict[str, st
     if not {"small", "large"} <= set(trained):
         return {}
     (small_label, small), (large_label, large) = trained["small"], trained["large"]
-    others = ", ".join(f"{say('accuracy', found)} with {label}" for label, found in list(trained.values())[2:])
+    added = [(label.removeprefix("+ "), found) for label, found in list(trained.values())[2:]]
+    others = ", then ".join(f"{say('accuracy', found)} with {label}" for label, found in added)
     rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
     return {
         "accuracy": f"{say('accuracy', large)} of training images in the last epoch with {large_label},"
@@ -147,6 +148,7 @@ def make_r6(size: Size) -> Row:
         parts={"messages": study, **norms},
         conclude=partial(answer_r6, size),
         num_tables=1,
+        shows=("messages",),
     )
 
 
@@ -165,7 +167,7 @@ def make_norm_training(size: Size, kind: str, seed: int) -> NormTraining:
     return NormTraining(
         ranks=ranks,
         global_batch=ranks * choose(size, small=16, full=512),
-        course=TrainingRun(epochs=published.LARGE_EPOCHS, log_every=10**6, keep=0),
+        course=TrainingRun(epochs=choose(size, small=3, full=published.LARGE_EPOCHS), log_every=10**6, keep=0),
         job=replace(job, spreading=replace(job.spreading, sync_batch_norm=kind == "synced")),
     )
 

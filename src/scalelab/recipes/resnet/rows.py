@@ -28,7 +28,6 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
-from scalelab.recipes.report import choose_charts
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.epochs import (
     ONE_RUN,
@@ -73,6 +72,7 @@ def make_r1(size: Size) -> Row:
         parts={"batches": study, **{f"timed{batch}": make_timed(size, batch) for batch in published.COMPUTE_SECONDS}},
         conclude=partial(answer_r1, size),
         expects=partial(is_out_of_memory, study.batches[-1]),
+        shows=("batches",),
     )
 
 
@@ -100,7 +100,6 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         tables=keep_tables(*compare_timed(size, outcomes), table),
         sentences=(*sentences, *quote(outcome)[:2]),
         questions=pair_questions("resnet", "R1", answer_batches(list_arms(outcome))),
-        charts=choose_charts({"batches": outcome} if outcome else {}),
     )
 
 
@@ -176,9 +175,9 @@ def make_r7(size: Size) -> Row:
         workers=choose(size, small=(0, 1, 2), full=(0, 1, 2, 4, 8, 16)),
         batch_per_rank=batch,
         job=replace(job, options=unset),
-        sampling=make_sampling(size),
+        sampling=make_sampling(size, rounds=3),
     )
-    optimizers = PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size))
+    optimizers = PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size, rounds=3))
     parts = {"workers": workers, "optimizers": optimizers}
     return Row(id="R7", title="Loader workers and optimizers", parts=parts, conclude=answer_r7, num_tables=1)
 
