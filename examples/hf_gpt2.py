@@ -1,4 +1,4 @@
-"""A model that nobody here wrote: Hugging Face's GPT-2, made from its configuration, with nothing to download.
+"""A model from another library: Hugging Face's GPT-2, made from its configuration, with nothing to download.
 
 pip install transformers
 scalelab run strong-scaling --workload examples/hf_gpt2.py:build --layers 4 --width 256 --ranks 1 2

@@ -151,7 +151,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Robust relative standard deviations; None where there is too little to tell."""
+    """Robust relative standard deviations; None where there is too little data."""
 
     within_ratio: float | None
     """Of the steps of a launch around its median: the median over launches."""

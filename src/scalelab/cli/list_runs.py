@@ -102,7 +102,7 @@ def prune(wanted: Prune) -> int:
 
 
 def delete(stores: Iterable[RunStore]) -> None:
-    """Delete runs that nobody executes; `run.json` first, so that what is left of one is no run."""
+    """Delete runs that are not running; `run.json` first, so that what is left is not taken for a run."""
     for store in stores:
         line = describe_run(store.path)
         if line.phase in ("running", "submitted"):

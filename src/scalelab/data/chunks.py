@@ -277,7 +277,7 @@ def _describe_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ColumnC
 
 
 def _find_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo, num_bytes: int) -> int:
-    """Where a stored array's values begin: only the local header tells."""
+    """Where a stored array's values begin: only the local header says so."""
     with Path(str(archive.filename)).open("rb") as file:
         file.seek(info.header_offset + 26)
         lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))

@@ -162,7 +162,7 @@ def quantized_file(directory: Path) -> Path:
 
 
 def start_file(directory: Path) -> Path:
-    """Where a training run went on from, written before its first step; stays with the trial."""
+    """Where a training run resumed from, written before its first step; stays with the trial."""
     return directory / "start.json"
 
 

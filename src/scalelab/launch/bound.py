@@ -1,7 +1,7 @@
 """A command that does not outlive who started it: `python -m scalelab.launch.bound PARENT COMMAND…`.
 
-It becomes the command after it has asked the kernel for a SIGTERM when the parent ends. A launcher that is killed can
-end nobody; srun and mpiexec that are told to stop end what they started on all nodes.
+It becomes the command after it has asked the kernel for a SIGTERM when the parent ends. A launcher that is killed
+cannot end its ranks; srun and mpiexec that get a signal end what they started on all nodes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The command runs once per rank. On rank 0 this launcher does what the others do 
 what every rank leaves behind, and gives one result. The other ranks only run their share (`run_member`).
 
 Rank 0 writes its address into the directory of runs, which all ranks were given alike, or listens where MASTER_ADDR and
-MASTER_PORT say (`rendezvous.py`). When all have met, it tells the others which trial it is.
+MASTER_PORT say (`rendezvous.py`). When all have met, it names the trial to the others.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class JoinedLauncher:
         )
 
     def _run(self, trial: Trial, directory: Path) -> RankEnd:
-        """This rank's end. Told to end by torchrun, because another rank has failed: then that one's words count."""
+        """This rank's end. If torchrun ends it because another rank has failed, the words of that one count."""
         try:
             code = run_member(self._member, self._meeting_place, directory, trial.timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -107,8 +107,8 @@ def run_member(
 ) -> int:
     """Run this rank's share in a process that has torch; it does not outlive this call.
 
-    Only rank 0 knows the directory of the trial, and tells the others. When the time limit passes, the rank's stacks
-    go where its errors go, and `TimeoutExpired` is raised.
+    Only rank 0 knows the directory of the trial, and sends it to the others. When the time limit passes, the rank's
+    stacks go where its errors go, and `TimeoutExpired` is raised.
     """
     meeting = meet(member, meeting_place, os.environ, str(directory.resolve()) if directory else "")
     trial = read_trial(Path(meeting.word))

@@ -235,7 +235,8 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
 def clear_previous(trial: Trial, directory: Path) -> None:
     """Remove what an interrupted launch of the same trial left, so no old sample counts as new.
 
-    A training run keeps its samples, lines and traces: it goes on from its last checkpoint, and drops what lies beyond.
+    A training run keeps its samples, lines and traces: it continues from its last checkpoint, and drops what lies
+    beyond.
     """
     if trial.training_run is None:
         remove_scratch(directory)

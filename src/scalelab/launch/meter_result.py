@@ -1,9 +1,9 @@
 """From what the ranks of a metered run leave behind to its result, without torch.
 
 A rank announces itself in `rank<r>.json` when its Meter begins, with its process; it replaces the file by its outcome
-when the Meter ends. So an outcome that is missing has one of three reasons, and they can be told apart: the rank never
+when the Meter ends. So an outcome that is missing has one of three reasons, which differ: the rank never
 had a Meter, it is still at work, or it died. Rank 0 waits for the others a bounded time, for some may never come. When
-rank 0 itself was killed, whoever reads the run first puts the result together, once no rank is at work any more.
+rank 0 itself was killed, the first reader of the run puts the result together, once no rank is at work any more.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What the profiled steps of a trial say: the ranks' traces, read by the parent when the ranks are gone.
 
 The trial has its times already. A trace that is missing or cannot be read, or a disk that is full, leaves the trial
-without this, and is no failure of it.
+without this, and is not a failure of it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def conclude_trial(
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
-    if trial.training_run is None or blame is None:  # a training that was cut short goes on from its own files
+    if trial.training_run is None or blame is None:  # a training run that was cut short resumes from its own files
         remove_scratch(directory)
     return result
 

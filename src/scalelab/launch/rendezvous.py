@@ -1,15 +1,15 @@
-"""Where ranks meet, and what they tell each other there, before torch is loaded.
+"""Where ranks meet, and what they send each other there, before torch is loaded.
 
 Rank 0 listens and writes its address into a directory that all nodes share, or listens where MASTER_ADDR and
 MASTER_PORT say. Every other rank reads that one file, connects and says who it is: its rank, its node and its cores.
-When all have come, rank 0 tells each its place among the ranks of its node and lets it go. So n ranks open n files and
+When all have come, rank 0 sends each its place among the ranks of its node and lets it go. So n ranks open n files and
 n connections, and a node that cannot reach another is named with address, port and reason within seconds, not by a
 time-out inside a library. The socket that rank 0 listens on is then handed to its process group: no port is chosen
 twice.
 
-The address is one of rank 0's node that others can reach: MASTER_ADDR where somebody has set it, that of the interface
+The address is one of rank 0's node that others can reach: MASTER_ADDR if it is set, that of the interface
 GLOO_SOCKET_IFNAME, what the node's own name stands for, or the one by which packets leave it. On one node it is
-loopback, and nothing listens anywhere else. gloo sends over the same interface, unless it has been told another.
+loopback, and nothing listens anywhere else. gloo sends over the same interface, unless another one is set.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Meeting:
     """Of this node, over which the others are reached; None: unknown."""
     neighbours: Neighbours
     word: str = ""
-    """What rank 0 told all the others."""
+    """What rank 0 sent to all the others."""
     listen_fd: int | None = None
     """Rank 0's, to be handed on."""
 
@@ -114,7 +114,7 @@ class MeetingPlace:
 
 
 def open_meeting(place: MeetingPlace, me: Guest, num_ranks: int, word: str = "") -> Meeting:
-    """Rank 0's side: listen, publish the address, wait for every other rank and tell each its place."""
+    """Rank 0's side: listen, publish the address, wait for every other rank and send each its place."""
     allow_connections(num_ranks)
     address = place.address
     with _listen(address, place.port, num_ranks) as listener:
@@ -347,7 +347,7 @@ def _understand(hello: bytes, launch: str) -> Guest | None:
 
 
 def _tell(connection: socket.socket, told: Mapping[str, Any]) -> bool:
-    """Tell a rank its place, now that all have come; False: it has disconnected."""
+    """Send a rank its place, now that all have come; False: it has disconnected."""
     connection.settimeout(ANSWER_SECONDS)
     try:
         connection.sendall(json.dumps(told).encode() + b"\n")

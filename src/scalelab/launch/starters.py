@@ -3,14 +3,14 @@
     srun       Slurm's own. Steps overlap, so that one can be started from an interactive step too; a node's cores are
                not bound but shared out by the ranks themselves, as the local launcher does
     mpich      Hydra, of MPICH and MVAPICH; finds the nodes of Slurm and PBS itself
-    intel      Intel MPI's Hydra, which would follow the batch system's placement rather than -ppn unless told
-    openmpi    refuses to run as root, and more ranks than cores, unless told by variables; those are understood by
+    intel      Intel MPI's Hydra, which would follow the batch system's placement rather than -ppn by default
+    openmpi    refuses to run as root, and more ranks than cores, unless variables allow it; those are understood by
                versions 4 and 5, whose flags differ. Of the environment it hands on only what is named
     pals       HPE Cray's mpiexec (Polaris, Aurora)
     jsrun      IBM's, under LSF: a resource set for every rank
-    torchrun   once on every node, started there by one of the others, or on this machine by nobody
+    torchrun   once on every node, started there by one of the others; on this machine without any
 
-Nothing is run here, but for `mpiexec --version`, which tells the MPI libraries apart.
+Nothing is run here, but for `mpiexec --version`, which names the MPI library.
 """
 
 from __future__ import annotations

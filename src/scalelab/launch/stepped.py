@@ -302,7 +302,7 @@ class StepWatch:
         end = self._ends.get(rank)
         if end is None:
             is_late = self.had_to_end and not self._has_failed()
-            # One that had begun leaves word also when we end it: this one's node is gone, and whoever started it waits.
+            # One that had begun leaves word also when we end it: this one's node is gone, and what started it waits.
             was_killed = self.had_to_end and not node
             return RankEnd(code=None, was_killed=was_killed, is_timed_out=is_late, node=node, words=words)
         number = end["signal"]

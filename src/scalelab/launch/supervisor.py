@@ -2,12 +2,12 @@
 
 srun, mpiexec, jsrun, torchrun or the launcher of emulated hosts starts one of these for every rank. It has no torch. It
 finds out which rank it is, meets the others, takes its share of the node's cores and then starts the rank itself beside
-it, with a log of its own in the trial's directory. Two processes, because only one that outlives the rank can tell how
+it, with a log of its own in the trial's directory. Two processes, because only one that outlives the rank can say how
 it ended, on any node and under any launcher: that goes into a file, together with the node's name. It is also who has
 the stacks written and ends the rank when time is up, since no launcher hands signals on reliably.
 
 It ends with 0 whatever became of the rank: the trial's launcher reads the files, gives the other ranks a moment to
-say what they saw, and then ends the step. LAUNCH tells the files of this launch from those of an earlier one. WHO is
+say what they saw, and then ends the step. LAUNCH marks the files of this launch. WHO is
 the rank's `Membership` as JSON, from a launcher that sets no variables, and the name of its host.
 """
 

@@ -131,7 +131,7 @@ def _look(reader: LoadReader, is_over: threading.Event, loads: list[DeviceLoad])
 
 
 class RankReader:
-    """The processor time of processes, and of everybody else on their cores."""
+    """The processor time of processes, and of all other processes on their cores."""
 
     period_seconds = PERIOD_SECONDS
 

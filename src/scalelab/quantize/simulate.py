@@ -17,7 +17,7 @@ bound exceeds it is refused.
 
 All round half to even (`cvtps2dq`) and clamp to the grid, where the ReLU is a lower bound. They differ in the order of
 float32 operations, where the bias is added, and what is fused (rounded once instead of twice): each decides ties, and a
-tie decides an integer. A simulation that is right "except for rounding" cannot be told from a wrong one, so tests
+tie decides an integer. A simulation that is right "except for rounding" looks like a wrong one, so tests
 compare each profile with its kernels integer by integer.
 
 Fused multiply-adds are computed in float64 and rounded once more: a byte times a float32 has 32 bits, so the float64

@@ -25,7 +25,7 @@ from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
-UNTOLD = "This cannot be told from this run"
+UNTOLD = "This run does not show it"
 RANDOM = "synthetic"
 """The option of workloads for random data."""
 MOST_VALUES = 4

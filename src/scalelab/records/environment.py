@@ -13,7 +13,7 @@ group it is stands in /proc/self/cgroup, and where the tree is mounted in /proc/
     version 1   a tree for every controller: `memory.limit_in_bytes`, `cpu.cfs_quota_us` over `cpu.cfs_period_us`
 
 Both may be there at once, each with some of the controllers. A container may see only a part of its tree, mounted as if
-it were the root: limits above it are hidden from everybody inside. What cannot be read is no limit that is known.
+it were the root: limits above it are hidden inside. A limit that cannot be read is unknown.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _read_memory() -> Any:
 
 
 def count_oom_kills() -> int | None:
-    """How many processes the kernel has killed for want of memory since it started."""
+    """How many processes the kernel has killed because memory ran out since it started."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -64,7 +64,7 @@ IN_PROPORTION = 0.05
 WIDE = 1.0
 """An exponent with a wider interval says nothing."""
 MOST_DIMENSIONS = 4
-"""A dimension has points and a fit: more could not be told apart in one chart."""
+"""A dimension has points and a fit: more could not be distinguished in one chart."""
 MOST_GRIDS = 4
 MOST_TICKS = 9
 

@@ -16,7 +16,7 @@ the median of the timings would be neither the time of a call nor its mean. In a
 are done before others, may overlap with the next: it is the rate of calls that is measured. A message between two
 ranks goes back and forth, and each way is a call: that is its latency as OSU defines it.
 
-How often a size is timed follows from how long a call takes on its slowest rank. All ranks are told that number, and
+How often a size is timed follows from how long a call takes on its slowest rank. All ranks get that number, and
 so come to the same plan; a size whose calls are long is timed less often. All sizes are views of one buffer,
 allocated once. Sums are taken of zeros: repeated, they stay what they are.
 """

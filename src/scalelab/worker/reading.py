@@ -3,7 +3,7 @@
 A pass is an order (as stored, shuffled, or by blocks of chunks), an access (a whole batch at once, or sample by sample
 and stacked), and where the bytes are before it begins:
 
-    cold     on the disk: everybody closes the set, rank 0 has the kernel forget it and looks whether it did, and it is
+    cold     on the disk: all ranks close the set, rank 0 has the kernel forget it and looks whether it did, and it is
              opened again, which is timed
     warm     in the kernel's memory: rank 0 reads the file through before. The first epoch of the first such pass finds
              the reader as it was opened, later ones whatever it keeps

@@ -1,7 +1,7 @@
 """`.npz`: `.npy` arrays in a zip file.
 
 Stored members are memory-mapped: their data begin after the local header, whose length the central directory does not
-tell. We write them aligned; NumPy's `savez` does not, and such columns are gathered as bytes.
+give. We write them aligned; NumPy's `savez` does not, and such columns are gathered as bytes.
 
 Deflated members have no random access, so a column is inflated once per process on first use and stays in memory.
 `scalelab data convert` makes a file that can be read by sample. Eager readers check a member's CRC-32; lazy readers of

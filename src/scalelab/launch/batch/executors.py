@@ -42,7 +42,7 @@ PBS_STATES = {
 }
 """By the letters of qstat: waiting, held or suspended; at work; over, or moved to another server."""
 PBS_CANCELLED = "265"
-"""The exit code by which PSI/J too tells that a job was ended by somebody."""
+"""The exit code by which PSI/J too marks a job that was cancelled."""
 
 
 class PollingOff(SlurmExecutorConfig, PBSExecutorConfig, LsfExecutorConfig):
@@ -104,7 +104,7 @@ class Pbs(PBSJobExecutor):
         return ["qstat", "-x", "-f", *native_ids]
 
     def parse_plain_status_output(self, out: str) -> dict[str, JobStatus]:
-        """The states by number; a line of an attribute begins with four blanks, one that goes on with a tab."""
+        """The states by number; a line of an attribute begins with four blanks, one that continues with a tab."""
         found = {}
         for number, text in re.findall(r"^Job Id: (\S+)$(.*?)(?=^Job Id: |\Z)", out, re.MULTILINE | re.DOTALL):
             values = dict(re.findall(r"^    (job_state|Exit_status|comment) = (.*)$", text, re.MULTILINE))

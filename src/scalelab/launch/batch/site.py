@@ -2,7 +2,7 @@
 
 Most of it is the same for every job on one cluster, so it stands in a file, `~/.config/scalelab/site.toml`
 (`XDG_CONFIG_HOME` is honoured), and every key is a flag too. A flag wins over the file. Keys that are not known are
-refused: a misspelt `acount` would otherwise be charged to nobody. `examples/sites/` has files for some clusters.
+refused: a misspelt `acount` would otherwise be ignored. `examples/sites/` has files for some clusters.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Jobs of a batch system: submit, query, cancel, and record them in the run.
 
-What a job is for is on disk before it runs, and what it measured is on disk before it ends: so nobody needs to wait for
-it. `job.json` in the run holds the numbers that the batch system gave to its jobs and what they asked for; by it
+What a job is for is on disk before it runs, and what it measured is on disk before it ends: so no process needs to wait
+for it. `job.json` in the run holds the numbers that the batch system gave to its jobs and what they asked for; by it
 `scalelab list` and `scalelab resume` find them again.
 
-A batch system that does not answer is no end of a job: it is asked again. A job that it no longer knows has ended, and
+A batch system that does not answer does not end a job: it is asked again. A job that it no longer knows has ended, and
 so has one that has left its exit code. PBS is known to answer with broken JSON, for a job's environment stands in it:
 then it is asked again in plain text. What cannot be read either way, several times in a row, is given up with words.
 """
@@ -263,7 +263,7 @@ def shows_result(directory: Path) -> bool:
 def wait_for_results(
     system: BatchSystem, job: BatchJob, state: JobState, directories: Callable[[], Sequence[Path]]
 ) -> None:
-    """Give a shared file system time to show what a job has written that ended well, as far as anybody knows.
+    """Give a shared file system time to show what a job has written that ended well, as far as is known.
 
     `directories` are those of the trials that it was to run.
     """
@@ -278,7 +278,7 @@ def wait_for_results(
 
 @contextlib.contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait: a job that was handed over must be written down, or nobody could cancel it.
+    """Let Ctrl-C and SIGTERM wait: a job that was handed over must be written down, or it could not be cancelled.
 
     They are kept from the batch system's own command too, which gets the mask of this thread.
     """

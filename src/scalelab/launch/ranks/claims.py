@@ -1,4 +1,4 @@
-"""What each launcher tells a process about its rank, in environment variables.
+"""What each launcher says about the rank of a process, in environment variables.
 
 A claim is what one of them says; `SOURCES` has a record of every launcher, the innermost first. Facts:
 
@@ -8,15 +8,15 @@ A claim is what one of them says; `SOURCES` has a record of every launcher, the 
     MPICH        PMI_RANK and PMI_SIZE beside MPI_LOCALRANKID and MPI_LOCALNRANKS, which only Hydra sets
     Intel MPI    the same, and I_MPI_*
     LSF jsrun    JSM_NAMESPACE_*
-    Flux         FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID, FLUX_JOB_NNODES; nobody says how many are on a node
+    Flux         FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID, FLUX_JOB_NNODES; ranks per node are unknown
     Slurm        SLURM_PROCID and others, of a task only where SLURM_STEP_ID stands too: a job script has SLURM_PROCID=0
                  without being a task. SLURM_GTIDS lists the tasks of the node. SLURM_NTASKS_PER_NODE is there only when
                  the flag was given, and SLURM_NTASKS may be the job's, so that neither comes first
     PALS         PALS_*, and PMI_* beside it on Polaris; the file PALS_APINFO has the whole job (`apinfo.py`). Slurm and
                  Flux set these too on a Cray EX
     PMI          PMI_RANK and PMI_SIZE alone: srun --mpi=pmi2
-    PMIx         PMIX_RANK alone, which nobody can do anything with
-    environment  RANK and WORLD_SIZE alone: somebody's own script
+    PMIx         PMIX_RANK alone, which is not enough
+    environment  RANK and WORLD_SIZE alone: a script of the user
 
 The file in which PALS describes a job, for Cray's PMI library: who is where.
 

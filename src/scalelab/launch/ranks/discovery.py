@@ -2,10 +2,10 @@
 
 The innermost launcher wins: variables of Slurm and PALS leak into what mpirun starts, those of mpirun into torchrun's
 ranks. What belongs to the same launch is checked against each other: PMI_RANK beside SLURM_PROCID must be the same
-number. RANK and WORLD_SIZE that somebody has set by hand must agree with the launcher, or describe a larger job started
+number. RANK and WORLD_SIZE that were set by hand must agree with the launcher, or describe a larger job started
 inside it; a smaller one is a line left over in a script, and would make every rank think that it is alone.
 
-A contradiction, or a number of ranks that nobody says, is refused with the variables named: never rank 0 of 1 by
+A contradiction, or a rank without a world size, is refused with the variables named: never rank 0 of 1 by
 default.
 """
 
@@ -179,7 +179,7 @@ def _refuse_left_over(outer: Claim, own: Claim) -> None:
 
 def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
     """The only rank of a launch, in one of several tasks of another: either each task has started its own, or the only
-    one is left over from whoever started the tasks, and would make every one of them rank 0 of 1."""
+    one is left over from the process that started the tasks, and would make every one of them rank 0 of 1."""
     outer = next((other for other in around if other.rank > 0 or (other.num_ranks or 1) > 1), None)
     if claim.num_ranks == 1 and outer is not None:
         raise RankUnknown(
@@ -204,7 +204,7 @@ def _settle_half(winner: Claim | None, variables: Mapping[str, str]) -> Claim | 
 
 def _count_by_nodes(claim: Claim, variables: Mapping[str, str]) -> Claim:
     """PALS on Aurora says in variables how many ranks are on this node only. Those are all where the job has no other
-    node; of several a launch may use some, and nobody knows how many."""
+    node; of several a launch may use some, and how many is unknown."""
     file = variables.get("PBS_NODEFILE")
     if claim.source != "PALS" or claim.num_ranks is not None or claim.num_local_ranks is None or not file:
         return claim
@@ -295,8 +295,8 @@ def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
 
 
 def _name_agent(variables: Mapping[str, str]) -> list[str]:
-    """What tells a torchrun from an earlier one with the same port: the directory that it makes for its ranks' errors,
-    RUN/attempt_0/RANK/error.json."""
+    """What distinguishes a torchrun from an earlier one with the same port: the directory that it makes for its ranks'
+    errors, RUN/attempt_0/RANK/error.json."""
     file = Path(variables.get("TORCHELASTIC_ERROR_FILE", ""))
     return [file.parents[2].name] if file.name == "error.json" and len(file.parents) > 3 else []
 
@@ -305,7 +305,7 @@ def name_launch(claim: Claim, variables: Mapping[str, str]) -> str | None:
     """Identifies this launch.
 
     MPICH names none in variables. On one node all ranks have the same ancestor; on several each node has a proxy of its
-    own, and all of them were told where their mpiexec listens.
+    own, and all of them know where their mpiexec listens.
     """
     source = SOURCES.get(claim.source)
     names = source.launch_names if source else ()

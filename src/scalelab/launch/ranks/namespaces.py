@@ -11,9 +11,9 @@ rate: what a host sends at its own end, what it receives at the hub's.
     frames   of 9000 bytes: with 1500 headers would take 4 % of the rate
 
 Everything lies inside namespaces, so that nothing of it shows among the interfaces of the machine, addresses cannot
-clash with anyone's, and whatever is in a namespace goes with it. Names tell the owner: the process by its number, its
-start and its number space. So two runs at once cannot take each other's, and what a killed one left behind can be told
-from what is in use: `remove_stale` is called before new hosts are made.
+clash with others, and all that is in a namespace is removed with it. Names identify the owner: the process by its
+number, its start and its number space. So two runs at once cannot take each other's, and what a killed one left behind
+differs from what is in use: `remove_stale` is called before new hosts are made.
 
 What joins ranks is a link, read from the text that a flag or a trial has:
 
@@ -163,7 +163,7 @@ def emulate_hosts(num_hosts: int, link: Link) -> Iterator[list[EmulatedHost]]:
 
 
 def remove_stale() -> list[str]:
-    """Remove what processes left behind that are no more; gives the names. Nobody else's are touched."""
+    """Remove what ended processes left behind, and nothing else; gives the names."""
     left = [name for name in list_namespaces() if _is_abandoned(name)]
     remove_namespaces(left)
     return left

@@ -139,7 +139,8 @@ def locate_device(index: int, name: str, bus: str, system: Path = SYSTEM) -> Loc
 def choose_device(local_rank: int | None, devices: tuple[LocalDevice, ...], visible: str | None) -> LocalDevice | None:
     """The device that a rank takes: of those that it sees, the one of its number among the ranks of its host.
 
-    Where a launcher shows every rank a single device, that one. Named by UUID they cannot be told apart here.
+    Where a launcher shows every rank a single device, that one. Devices that are named by UUID cannot be
+    distinguished here.
     """
     if visible is not None:
         wanted = [part.strip() for part in visible.split(",") if part.strip()]

@@ -10,7 +10,6 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
     ACCOUNTED,
-    UNTOLD,
     Compared,
     MemoryForecast,
     divide_steps,
@@ -298,7 +297,9 @@ def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
         return {}
     listed = ", ".join(f"{say('ratio', gain)} at {batch}" for batch, gain in known.items())
     growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1]
-    verdict = f"Throughput grows up to batch {growing[-1]}" if growing else f"{UNTOLD} where throughput grows"
+    verdict = (
+        f"Throughput grows up to batch {growing[-1]}" if growing else "This run does not show where throughput grows"
+    )
     held = {arm.trial.global_batch: read_memory(arm) for arm in (ordered[0], ordered[-1])}
     memory = ", ".join(f"{say('bytes', num_bytes)} at {batch}" for batch, num_bytes in held.items() if num_bytes)
     return {

@@ -114,7 +114,7 @@ def answer_formats(
         if lazy is not None:
             reason = "so the access pattern is the reason, not decompression as such"
             is_cured = compare_estimates(slowdown, lazy) == 1
-            verdict = reason if is_cured else "whether that helps cannot be told from this run"
+            verdict = reason if is_cured else "this run does not show whether that helps"
             cure = f" Read by whole batches, the same file takes {say('ratio', lazy)} times memory's step: {verdict}."
         answers["slow"] = (
             f"Here {say('ratio', slowdown)} times memory's step (published: {SLOWDOWN:.1f}). Samples are read one by"

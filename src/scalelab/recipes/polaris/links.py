@@ -110,7 +110,7 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
         answers["between"] = (
             f"{judge_share(two, 0.5, 'Yes', 'No')}: {say('share', two)} of a profiled step over"
             f" {between.link.name} between two emulated nodes.{why} A slower link takes longer for the same bytes; a"
-            " rank that waits for another is no cost of the link, and the published profile does not separate them."
+            " rank that waits for another is not a cost of the link, and the published profile does not separate them."
         )
     return answers
 

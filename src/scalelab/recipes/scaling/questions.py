@@ -162,15 +162,15 @@ def describe_balance(arm: Arm) -> str:
         return f"{where}: not measured without communication."
     ratio = estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1)
     if ratio.low is None or ratio.high is None:
-        return f"{where}: cannot be told from this run, which has no interval."
+        return f"{where}: unknown, because this run has no interval."
     listed = f"{where}: exposed communication over computing is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
     if ratio.low <= 0:
         most = (
             f", so the threshold is below {max(0.0, ratio.high) * batch:.0f} samples per rank" if ratio.high < 1 else ""
         )
-        return f"{listed}, which includes 0: where the threshold lies cannot be told from this run{most}."
+        return f"{listed}, which includes 0: this run does not show where the threshold lies{most}."
     threshold, limit = scale_text(ratio, batch), ratio.map(lambda r: 1 + (ranks - 1) / r)
-    verdict = "which of the two is the bottleneck cannot be told from this run"
+    verdict = "this run does not show which of the two is the bottleneck"
     if ratio.low > 1:
         verdict = f"communication is the bottleneck; a link {ratio.value:.1f} times as fast would even them out"
     elif ratio.high < 1:

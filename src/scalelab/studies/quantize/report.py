@@ -202,8 +202,8 @@ def draw_stages(answers: Sequence[StageAnswer]) -> tuple[Chart, ...]:
             x=Axis(field="change", title="change in accuracy", quantity="accuracy", from_zero=False, is_signed=True),
             rows=changes,
             reference=0.0,
-            caption="In points, with 95 % intervals for pairs (Newcombe's); an interval that crosses the dashed line is"
-            " no evidence of a change.",
+            caption="In points, with 95 % intervals for pairs (Newcombe's); an interval that crosses the dashed line"
+            " does not show a change.",
         ),
     )
 

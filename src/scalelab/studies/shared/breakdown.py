@@ -56,7 +56,7 @@ def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
 
 
 def break_arm(arm: Arm) -> list[RankBreakdown] | None:
-    """Every rank's step in parts; None where they cannot be told apart (`explain_missing` says why)."""
+    """Every rank's step in parts; None where they cannot be separated (`explain_missing` says why)."""
     if not arm.is_measured or explain_arm(arm):
         return None
     return break_down(tabulate_launches(arm), [_read_clean(arm, result) for result in arm.completed])
@@ -96,7 +96,7 @@ def explain_missing(arm: Arm) -> str:
 
 
 def make_breakdown_table(arm: Arm, *, title: str = "") -> Table:
-    """One row per rank; every part is – where they cannot be told apart, with the reason below."""
+    """One row per rank; every part is – where they cannot be separated, with the reason below."""
     found = break_arm(arm)
     by_rank = dict(enumerate(found)) if found else {}
 
@@ -147,7 +147,7 @@ SLIVER = 0.002
 
 
 def plot_rank_parts(arm: Arm) -> Chart | None:
-    """Every rank's step; None where its parts cannot be told apart."""
+    """Every rank's step; None where its parts cannot be separated."""
     found = break_arm(arm)
     if not found:
         return None

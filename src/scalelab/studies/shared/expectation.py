@@ -112,7 +112,7 @@ def bound_exchange(trial: Trial) -> float:
 
 
 def expect_reading(trial: Trial) -> float:
-    """What writing a stored set and going through it should take: passes by the budget where each sample is dear."""
+    """What writing a stored set and going through it should take: passes by the budget where each sample is costly."""
     dataset = trial.dataset
     if dataset is None:
         return 0.0

@@ -7,9 +7,9 @@ and middle sample must be the source's, byte by byte.
 What of a file the kernel has in memory: asked for, read in, forgotten.
 
 Forgetting is a request (`posix_fadvise` with `POSIX_FADV_DONTNEED`). The kernel refuses it for pages that are not yet
-on the disk or that somebody has mapped, and some file systems ignore it. So the file is forced to the disk first, must
-be closed by everybody, and is looked at afterwards with `mincore(2)`. Since Linux 5.2 that tells the truth only to who
-owns the file or may write to it; everybody else is told that all of it is in memory.
+on the disk or that a process has mapped, and some file systems ignore it. So the file is forced to the disk first, must
+be closed by all ranks, and is looked at afterwards with `mincore(2)`. Since Linux 5.2 that is true only for
+processes that own the file or may write to it; to others it says that all of it is in memory.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class StoredPlace:
 
 
 def prepare_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> StoredPlace:
-    """Rank 0 writes the set, the others wait; in memory everybody has all of it."""
+    """Rank 0 writes the set, the others wait; in memory every rank has all of it."""
     if dataset.format == MEMORY:
         return StoredPlace(dataset=dataset, path=directory, arrays=make_arrays(trial, dataset))
     if dataset.is_as_it_is:

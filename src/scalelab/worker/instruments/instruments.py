@@ -25,7 +25,7 @@ synchronized. The inputs of every norm are looked at in one step more, and the s
 What every replica of `dp` holds: the price of having one device gather for all.
 
 On GPUs each replica has a device, and torch's allocator says what was allocated there at most. On a CPU the replicas
-are threads of one process, whose memory nobody can tell apart from outside. There the tensors of one step more are
+are threads of one process, whose memory cannot be separated from outside. There the tensors of one step more are
 added up: every replica has parameters, buffers, gradients and what its forward keeps for backward; replica 0, which is
 the model itself, also has the optimizer's state and the gathered outputs. That is an account and no peak: it leaves out
 what lives for an instant only.

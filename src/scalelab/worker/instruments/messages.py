@@ -1,7 +1,7 @@
 """What a rank sends in one step: every collective that it starts, with the bytes of its tensors.
 
 One step more is run after the timed ones, under a dispatch mode of torch that sees every operation before it is
-carried out. Collectives are operators of torch (`c10d::allreduce_` …) whoever starts them: DDP's reducer in C++, FSDP
+carried out. Collectives are operators of torch (`c10d::allreduce_` …) wherever they start: DDP's reducer in C++, FSDP
 in Python, a layer or a gradient hook. The operator is what is counted, not what the backend makes of it: gloo, for one,
 carries a reduce-scatter out as an all-reduce of the whole tensor.
 

@@ -66,7 +66,7 @@ from scalelab.worker.training import Training, dress_workload
 CUDA_BLOCK_BYTES = 512
 """What CUDA's caching allocator rounds up to."""
 END = object()
-"""Instead of a batch: there are no more."""
+"""Instead of a batch: the end of the data."""
 PRODUCTS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,

@@ -7,7 +7,7 @@ all mapped memory (`VmPeak`), and what is mapped besides private writable memory
 
     peak of VmData = max(VmData, VmPeak − (VmSize − VmData))
 
-How much that is for the same step differs from launch to launch, unless the allocator is told to give every tensor
+How much that is for the same step differs from launch to launch, unless the allocator gives every tensor
 pages of its own (`--allocator pages`): then it is what is alive, to a few pages. On CUDA the bound is a share of the
 device, and what counts is what torch's caching allocator has reserved.
 """

@@ -10,7 +10,7 @@ viewer (pytorch.org/memory_viz) is kept. What the categories do not explain ther
 
 The data set lies in the host's memory and is not counted, on a CPU either: only the batch of the step is.
 
-What lies where in a step's memory: the storages of a training by category, and the marks between its phases.
+What lies where in a step's memory: the storages of a training step by category, and the marks between its phases.
 
 Both the measurement and the forecast ask the same questions of the same training; only what an address is differs. A
 real tensor has a pointer, a fake one the identity of its storage.
@@ -62,7 +62,7 @@ Storages = dict[int, int]
 """Bytes by address."""
 AddressOf = Callable[[torch.UntypedStorage], int]
 RecordPhase = Callable[[str, Mapping[int, str]], None]
-"""Told the phase that ends, and the categories of known addresses."""
+"""Called with the phase that ends, and the categories of known addresses."""
 
 
 class StorageMap:
@@ -312,7 +312,7 @@ def read_event_tree(roots: Sequence[Any]) -> tuple[list[MemoryEvent], list[tuple
 
 
 def end_scratch(events: Sequence[MemoryEvent], scratch: Mapping[MemoryEvent, float]) -> list[MemoryEvent]:
-    """The events with a release of what a collective took for itself, where nobody saw one.
+    """The events with a release of what a collective took for itself, where none was seen.
 
     A process group's own thread may be the last to let go of it, and the profiler does not watch that thread. The call
     that asked for the collective has waited for it, so that it is released by the end of this call.

@@ -14,7 +14,7 @@ Meter has steps of its own, and the step around them is kept as `settle`, which 
 twice.
 
 What it must not do decides how it is built. It never changes results: it draws no random number, holds on to no batch
-and starts no collective; the only thing kept of the training is a loss, as a number. It never kills a training: when
+and starts no collective; the only thing kept of the training is a loss, as a number. It never ends the training: when
 the ranks cannot meet or the run cannot be written, it says so once and steps go on unrecorded; only arguments that
 cannot work are errors. And it costs microseconds: per step three clock readings and one small object; what is slower
 happens between two steps, outside what is timed (`step_log.py`).
@@ -88,7 +88,7 @@ WAIT_AFTER_FAILURE_SECONDS = 1.0
 T = TypeVar("T")
 
 _counts: dict[str, int] = {}
-"""How many Meters of each name this process has had: every rank counts alike, so the number tells them apart."""
+"""How many Meters of each name this process has had: every rank counts alike, so the number identifies them."""
 
 
 class Meter:

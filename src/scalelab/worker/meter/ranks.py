@@ -1,6 +1,6 @@
 """Who this process is, and one directory for all ranks, without a collective.
 
-A collective would hang where only some ranks have a Meter, and would be one more thing on somebody's wire. The
+A collective would hang where only some ranks have a Meter, and would add traffic to the user's network. The
 rendezvous store is enough: rank 0 puts the directory there, the others wait for it. Which store:
 
     the process group's          where there is one

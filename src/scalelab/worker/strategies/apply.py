@@ -14,7 +14,7 @@ Backward without gradient all-reduce, for all passes of a step but the last:
 What stays: sharded strategies still gather parameters. And a sharded rank then holds the gradients of all
 parameters, not of its piece, until the next reduce-scatter adds to them, so that no optimizer step can be made without
 one: `fsdp-full` and `fsdp-grad-op` raise an error in it, and in `fsdp2` it does nothing, and the gradients that were
-held back turn up in a later step. `can_update_without_sync` tells where it can.
+held back turn up in a later step. `can_update_without_sync` says where it can.
 """
 
 from __future__ import annotations

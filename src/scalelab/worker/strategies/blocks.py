@@ -17,7 +17,7 @@ Activation checkpointing: recompute in backward what forward would have kept (Ch
 
     none        every activation that backward needs is kept
     full        of every block only its inputs are kept; backward runs the block once more
-    selective   besides, the results of matrix products, convolutions and attention are kept, which are dear to
+    selective   besides, the results of matrix products, convolutions and attention are kept, which are costly to
                 compute; norms, activation functions and dropout, which are cheap and large, are run again
 
 Forward is run again with the random state that it had, so that the same activations are dropped: losses are
@@ -127,7 +127,7 @@ def _nest(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 
 def make_selective_contexts() -> Contexts:
-    """Keep the results of dear operations, run the others again."""
+    """Keep the results of costly operations, run the others again."""
     contexts: Contexts = create_selective_checkpoint_contexts(choose_policy)
     return contexts
 
