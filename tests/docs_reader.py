@@ -40,6 +40,7 @@ ELSEWHERE = {
     r"--device cuda\b": "needs GPUs",
     r"^data fetch\b": "needs the network: tests/cli/test_data_fetch.py has a server",
     r"--tokenizer gpt2\b": "needs GPT-2's own files",
+    r"^init\b": "needs a model: tests/cli/test_init.py has some",
     r"--fail-if-slower\b": "ends as the noise of two runs decides: tests/cli/test_list.py has every end",
 }
 FAILING = {

@@ -19,6 +19,7 @@ from scalelab.cli.data.command import VERBS as DATA_VERBS
 from scalelab.cli.doctor.command import Doctor
 from scalelab.cli.export import Export
 from scalelab.cli.flags import parse_flags
+from scalelab.cli.init import Init
 from scalelab.cli.list_runs import ListRuns, Prune, Remove
 from scalelab.cli.meter import MeterCommand
 from scalelab.cli.plan import PlanFlags
@@ -36,6 +37,7 @@ from tests.docs_reader import ELSEWHERE, TYPED, explain
 from tests.test_docs import COMMAND, FENCE, PAGES, ROOT, list_blocks, provide_shards, provide_workloads
 
 VERB_FLAGS: dict[str, type[Any]] = {
+    "init": Init,
     "reproduce": Command,
     "list": ListRuns,
     "rm": Remove,

@@ -21,6 +21,7 @@ from scalelab import __version__
 from scalelab.errors import ScalelabError, UnknownName, UsageError
 
 VERBS = {
+    "init": ("scalelab.cli.init", "Write a build file for your model, and the defaults of a project."),
     "run": ("scalelab.cli.run", "Measure a study: plan, run every trial, answer, save."),
     "reproduce": (
         "scalelab.cli.reproduce",

@@ -21,6 +21,7 @@ from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.workloads.catalogue import BUILT_IN
 
 FLAG_CLASSES = {
+    "init": "Init",
     "reproduce": "Command",
     "meter": "MeterCommand",
     "list": "ListRuns",

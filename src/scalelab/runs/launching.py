@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.launcher import Launched, Launcher, open_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.launchers import LAUNCHERS, Scheduler
+from scalelab.records.schema import write_trial
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 from scalelab.units import format_bytes
 
@@ -70,6 +72,18 @@ def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | 
     own = HostsLauncher() if any(trial.num_hosts > 1 for trial in trials) else LocalLauncher()
     is_mixed = any(not LAUNCHERS[trial.launcher].is_on_this_machine for trial in trials)
     return MixedLauncher(own, submit) if is_mixed else own
+
+
+def try_trial(trial: Trial, launcher: Launcher | None = None) -> TrialResult:
+    """Run a trial in a directory that is removed afterwards: for a look, not for a result."""
+    own = launcher or choose_launcher(trial, [trial])
+    try:
+        with tempfile.TemporaryDirectory(prefix="scalelab-try-") as directory:
+            write_trial(Path(directory), trial)
+            return own.launch(trial, Path(directory))
+    finally:
+        if launcher is None:
+            own.close()
 
 
 MOST_COPIED_BYTES = 1_000_000_000
