@@ -52,7 +52,8 @@ default workload; [Workloads](workloads.md) lists the options of every one.
 
 ## Completion
 
-`scalelab completion bash` prints a completion script for verbs, studies and flags; `zsh` and `fish` work too.
+`scalelab completion bash` prints a completion script for verbs, studies, flags, `last` and the names of runs, workloads
+(files with `build` too), recipes and their rows; `zsh` and `fish` work too.
 
 ```console
 $ source <(scalelab completion bash)

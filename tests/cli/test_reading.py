@@ -11,6 +11,7 @@ import pytest
 
 from scalelab import FakeLauncher, Job, RunStore, Sampling, Status, StrongScaling, run_study
 from scalelab.cli.app import main
+from scalelab.cli.completion import make_script
 from scalelab.cli.doctor.command import Doctor, Grade, examine
 from tests.cli.commands import answer, make_environment
 from tests.screen import MOST_LINES, WIDTH, check_screen
@@ -91,6 +92,45 @@ def test_completion_knows_verbs_studies_and_options_of_workloads(capsys: pytest.
     assert [name for name in shared if name not in script] == [], "an option of several workloads offers all values"
 
 
+def test_completion_offers_what_is_there_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [make_run(tmp_path / place).name for place in ("runs", "elsewhere")]
+    (tmp_path / "mine.py").write_text("def build(batch_size):\n    pass\n")
+    (tmp_path / "other.py").write_text("")
+
+    def complete(*words: str) -> list[str]:
+        return call(capsys, "completion", "words", *words).split()
+
+    assert complete("show", "") == ["last", names[0]]
+    assert complete("show", "la") == ["last"]
+    assert complete("compare", "last", names[0][:4]) == [names[0]]
+    assert complete("report", "--runs-dir", "elsewhere", "2") == [names[1]]
+    assert complete("show", "last", "--html", "") == []
+    assert complete("show", "--h") == []
+    assert complete("run", "strong-scaling", "--workload", "m") == ["mlp", "mine.py"]
+    assert complete("reproduce", "sc") == ["scaling"]
+    assert complete("reproduce", "scaling", "--only", "S1", "S2") == ["S2"]
+    assert complete("reproduce", "scaling", "x") == []
+    assert complete("run") == []
+    (tmp_path / "scalelab.toml").write_text("runs-dir = 'elsewhere'")
+    assert complete("show", "") == ["last", names[1]]
+
+
+def test_bash_asks_for_words_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in answers, so that only the shell's part is tested."""
+    monkeypatch.setattr("scalelab.cli.completion.make_full_parser", lambda: Doctor)
+    (tmp_path / "script").write_text(make_script("bash"))
+    answers = 'if [ "$3" = show ]; then printf "last\\n2026-run\\n"; fi'
+    (tmp_path / "scalelab").write_text(f"#!/bin/bash\n{answers}\n")
+    (tmp_path / "scalelab").chmod(0o755)
+    program = 'source script; COMP_WORDS=(./scalelab show 2); COMP_CWORD=2; _scalelab; echo "${COMPREPLY[@]}";'
+    program += 'COMP_WORDS=(./scalelab --runs); COMP_CWORD=1; _scalelab; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["2026-run", "--runs-dir"]
+
+
 @pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef scalelab"), ("fish", "complete --no-files")])
 def test_completion_is_written_for_other_shells(
     shell: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -99,6 +139,7 @@ def test_completion_is_written_for_other_shells(
     script = call(capsys, "completion", shell)
     assert first in script
     assert "runs-dir" in script
+    assert "completion words" in script
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

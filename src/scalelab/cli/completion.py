@@ -1,4 +1,8 @@
-"""`scalelab completion bash|zsh|fish`: the completion script of a shell."""
+"""`scalelab completion bash|zsh|fish`: the completion script of a shell.
+
+tyro writes a script that knows verbs, studies and flags. What changes from day to day (runs, files, rows of a recipe)
+is asked for first, with `scalelab completion words …`, which gets the words typed so far.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,15 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from scalelab.answers.train import TrainStudy
 from scalelab.cli.app import VERBS
 from scalelab.cli.flags import FIELD_FLAGS, parse_flags
-from scalelab.cli.study_flags import is_training, make_command_class
-from scalelab.studies.catalogue import STUDIES, load_study
-from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.cli.project import find_project
+from scalelab.records.store import RUNS_DIR, find_runs
 
 FLAG_CLASSES = {
     "init": "Init",
@@ -42,6 +45,43 @@ FLAG_CLASSES = {
 """The class of flags in each verb's module."""
 
 
+RUN_VERBS = ("show", "report", "compare", "export", "resume", "rm", "predict", "trace")
+"""Verbs that take the names of runs."""
+WRAPPERS = {
+    "bash": r"""
+_scalelab() {
+  local found
+  found=$("${COMP_WORDS[0]}" completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  if [ -n "$found" ]; then
+    COMPREPLY=($(compgen -W "$found" -- "${COMP_WORDS[COMP_CWORD]}"))
+  else
+    _tyro_scalelab "$@"
+  fi
+}
+complete -F _scalelab scalelab
+""",
+    "zsh": r"""
+_scalelab_words() {
+  local -a found
+  found=(${(f)"$(${words[1]} completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+  if (( $#found )); then
+    compadd -a found
+  else
+    _tyro_scalelab "$@"
+  fi
+}
+_scalelab_words "$@"
+""",
+    "fish": r"""
+function _scalelab_words
+    scalelab completion words (commandline -opc)[2..-1] "$(commandline -ct)" 2>/dev/null
+end
+complete --no-files --command scalelab --arguments "(_scalelab_words)"
+""",
+}
+"""What asks for words first, behind tyro's script."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """Print the completion script of a shell. For bash: source <(scalelab completion bash)"""
@@ -50,9 +90,61 @@ class Completion:
 
 
 def main(args: Sequence[str]) -> int:
+    if args[:1] == ["words"]:
+        print("\n".join(find_words(args[1:])))  # noqa: T201
+        return 0
     shell = parse_flags(Completion, args, "completion").shell
     print(make_script(shell))  # noqa: T201
     return 0
+
+
+def find_words(typed: Sequence[str]) -> list[str]:
+    """What may stand where the last of the typed words is; nothing: the script knows better."""
+    if len(typed) < 2:
+        return []
+    verb, *before, current = typed
+    flags = [word for word in before if word.startswith("-")]
+    previous = before[-1] if before else ""
+    if previous == "--workload":
+        return keep(list_workloads(), current)
+    if current.startswith("-"):
+        return []
+    if verb == "reproduce":
+        return keep(list_recipes(before, flags[-1:] == ["--only"]), current)
+    if verb in RUN_VERBS and not previous.startswith("-"):
+        return keep(list_run_names(before), current)
+    return []
+
+
+def keep(words: Sequence[str], beginning: str) -> list[str]:
+    return [word for word in words if word.startswith(beginning)]
+
+
+def list_workloads() -> list[str]:
+    """The built-in workloads, and the files of this directory that define `build`."""
+    from scalelab.workloads.catalogue import BUILT_IN
+
+    files = [file.name for file in sorted(Path().glob("*.py")) if re.search(rb"^def build\(", file.read_bytes(), re.M)]
+    return [*BUILT_IN, *files]
+
+
+def list_recipes(before: Sequence[str], is_row: bool) -> list[str]:
+    """The recipes, or the rows of the one that was named."""
+    from scalelab.recipes.reproduce import RECIPES
+
+    named = next((word for word in before if word in RECIPES), None)
+    if named is None:
+        return list(RECIPES)
+    return [row.id for row in RECIPES[named].make_rows("small")] if is_row else []
+
+
+def list_run_names(before: Sequence[str]) -> list[str]:
+    """`last`, and the names of all runs, newest first."""
+    project = find_project()
+    given = before[before.index("--runs-dir") + 1] if "--runs-dir" in before[:-1] else None
+    of_project = project.file.parent / project.values["runs-dir"] if project and "runs-dir" in project.values else None
+    runs = find_runs(Path(given) if given else of_project or RUNS_DIR)
+    return ["last", *(path.name for path in reversed(runs))] if runs else []
 
 
 def make_script(shell: str) -> str:
@@ -68,11 +160,17 @@ def make_script(shell: str) -> str:
     script = text.getvalue()
     for new, field_flag in FIELD_FLAGS.items():
         script = re.sub(rf"{field_flag}(?![\w-])", new, script)
-    return script
+    if shell == "zsh":
+        script = script.rstrip().removesuffix('_tyro_scalelab "$@"')
+    return f"{script.rstrip()}\n{WRAPPERS[shell]}"
 
 
 def make_full_parser() -> Any:
     """Every command as one union of subcommands; a study offers the options of all built-in workloads."""
+    from scalelab.answers.train import TrainStudy
+    from scalelab.cli.study_flags import is_training, make_command_class
+    from scalelab.studies.catalogue import STUDIES, load_study
+
     studies = [
         Annotated[
             make_command_class(kind, make_all_options() if is_training(kind) else None, "…"), tyro.conf.subcommand(name)
@@ -98,6 +196,8 @@ def make_data_class() -> type[Any]:
 
 def make_all_options() -> type[Any]:
     """The options of every built-in workload in one class; a name that two share appears once, with all its values."""
+    from scalelab.workloads.catalogue import BUILT_IN
+
     found: dict[str, tuple[str, Any, Any]] = {}
     for kind in BUILT_IN.values():
         hints = get_type_hints(kind, include_extras=True)
