@@ -125,7 +125,7 @@ def test_bash_asks_for_words_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     answers = 'if [ "$3" = show ]; then printf "last\\n2026-run\\n"; fi'
     (tmp_path / "scalelab").write_text(f"#!/bin/bash\n{answers}\n")
     (tmp_path / "scalelab").chmod(0o755)
-    program = 'source script; COMP_WORDS=(./scalelab show 2); COMP_CWORD=2; _scalelab; echo "${COMPREPLY[@]}";'
+    program = 'source ./script; COMP_WORDS=(./scalelab show 2); COMP_CWORD=2; _scalelab; echo "${COMPREPLY[@]}";'
     program += 'COMP_WORDS=(./scalelab --runs); COMP_CWORD=1; _scalelab; echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["2026-run", "--runs-dir"]
