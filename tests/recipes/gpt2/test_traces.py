@@ -55,6 +55,8 @@ def test_parts_kinds_and_operators_are_read_off_the_traces() -> None:
     ]
     assert finding.sentences[0].endswith("ddp 1.00 ms (10 %), 75 % of its communication overlapped.")
     assert finding.sentences[1].endswith("ddp adds 1 and removes 1.")
+    places = [f"trials/g6.traces.{result.trial.name}/trace" for result in (alone, ddp)]
+    assert ", ".join(places) in finding.sentences[2]
 
 
 @pytest.mark.parametrize("results", [(), (make_traced("ddp", MATMUL),), (make_result(make_record()),)])

@@ -14,18 +14,31 @@ from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.report.charts.step_times import OUTLIER, WARM_UP
-from scalelab.report.document import Chart, Document, render_json
+from scalelab.report.document import Chart, Document, Section, render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.studies.catalogue import derive_document
 from scalelab.studies.shared.arms import TOO_SHORT, describe_status
 from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.step_charts import SERIES_POINTS, list_arms, plot_arm, plot_series, plot_spread, thin
+from scalelab.studies.shared.step_charts import (
+    SERIES_POINTS,
+    find_row,
+    list_arms,
+    plot_arm,
+    plot_series,
+    plot_spread,
+    thin,
+)
 from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine
 
 HEADING = "Step by step"
+
+
+def test_a_timeline_of_a_recipe_stands_in_its_row() -> None:
+    sections = [Section(heading=heading) for heading in ("", "S5 · Batches", "S5A · Injected delay")]
+    assert [find_row(sections, part) for part in ("s5a.delay", "s5.batches", "s1.timing", "")] == [2, 1, None, None]
 
 
 @pytest.fixture(autouse=True)
