@@ -40,7 +40,7 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_count, format_share
+from scalelab.units import format_count, format_share, format_times
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
@@ -158,10 +158,10 @@ def _print_ms(seconds: float) -> str:
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
         yield (
-            f"Between two emulated nodes over {between.link.name}, communication takes {say('ratio', ratio)} times as"
-            f" long as inside one: {say('share', between.estimate(read_share))} of a profiled step instead of"
-            f" {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
-            f" {print_share(published.TWO_NODES.share)} instead of {print_share(published.ONE_NODE.share)})."
+            f"Between two emulated nodes over {between.link.name}, communication takes {format_times(ratio)} as"
+            f" long as inside one; its share of a profiled step is {say('share', between.estimate(read_share))}, inside"
+            f" one node {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
+            f" {print_share(published.TWO_NODES.share)} and {print_share(published.ONE_NODE.share)})."
         )
     elif inside.exposed is not None:
         yield (
@@ -241,6 +241,7 @@ def make_p5(size: Size) -> Row:
         },
         conclude=partial(answer_p5, size),
         num_tables=0,
+        shows=("profiled",),
     )
 
 

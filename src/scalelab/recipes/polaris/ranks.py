@@ -61,6 +61,7 @@ def make_p2(size: Size) -> Row:
         parts={"train": train, "scaling": scaling, **{name: start_by(name, train) for name in LAUNCHERS}},
         conclude=partial(answer_p2, size),
         num_tables=0,
+        shows=("scaling",),
     )
 
 
@@ -318,7 +319,8 @@ def _compare_sources(found: Mapping[str, TrialResult]) -> str:
         return ranks
     if wrong:
         return f"{ranks}, but of {len(sources)} sources some are wrong: {'; '.join(wrong)}"
-    return f"{ranks}, and all {len(sources)} sources agree ({', '.join(sources)})"
+    agreed = f"and all {len(sources)} sources agree" if len(sources) > 1 else "from one source"
+    return f"{ranks}, {agreed} ({', '.join(sources)})"
 
 
 def _compare_losses(found: Mapping[str, TrialResult], own: TrialResult | None) -> str:
