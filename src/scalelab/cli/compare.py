@@ -29,6 +29,7 @@ from scalelab.records.settings import MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, find_before, open_run
 from scalelab.report.document import Document
 from scalelab.report.findings import select
+from scalelab.runs.pool import open_run_or_pool
 from scalelab.studies.shared.sweep import VERDICT
 from scalelab.units import format_share, parse_percent
 
@@ -152,14 +153,16 @@ def main(args: Sequence[str]) -> int:
     if before.path.resolve() == after.path.resolve():
         raise UsageError(f"{compare.a} and {compare.b} are the same run, {before.name}: give two, or add --interleave")
     document = compare_runs(read_side(before), read_side(after))
-    write_outputs(document, compare.output, [before.path, after.path])
+    write_outputs(document, compare.output, [*before.paths, *after.paths])
     return 0 if compare.threshold is None else judge_for_ci(document, compare.threshold, compare.junit)
 
 
 def open_sides(compare: Compare) -> tuple[RunStore, RunStore]:
     """Baseline and run; of one run alone, the baseline is the one before it."""
-    first = open_run(compare.a, compare.runs_dir)
-    return (find_before(first), first) if compare.b is None else (first, open_run(compare.b, compare.runs_dir))
+    if compare.b is None:
+        run = open_run(compare.a, compare.runs_dir)
+        return find_before(run), run
+    return open_run_or_pool(compare.a, compare.runs_dir), open_run_or_pool(compare.b, compare.runs_dir)
 
 
 def compare_again(compare: Compare, args: Sequence[str]) -> int:

@@ -35,6 +35,7 @@ from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
+from scalelab.runs.pool import POOLED, open_run_or_pool
 from scalelab.units import format_count, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def main(args: Sequence[str]) -> int:
     wanted.check()
     if wanted.table is not None:
         document = predict_table(wanted)
+    elif (pool := open_run_or_pool(str(wanted.run), wanted.runs_dir)).record.study == POOLED:
+        document = predict_pool(wanted, pool)
     else:
         document = predict_best(wanted) if wanted.search.best else predict_run(wanted)
     write_outputs(document, wanted.output)
@@ -197,6 +200,24 @@ def predict_table(wanted: Predict) -> Document:
             f"{wanted.table} has no job with two sizes or more: use --by to name the columns that identify a job"
         )
     return describe_table(found, wanted.ranks, wanted.table.name, is_forced=flags.force)
+
+
+def predict_pool(wanted: Predict, store: RunStore) -> Document:
+    """Metered launches as a ranks-vs-throughput table: a Meter does not record when gradients are ready."""
+    from scalelab.answers.pooled import PooledRuns, make_series
+    from scalelab.answers.prediction.table import describe_table
+    from scalelab.studies.catalogue import read_study
+
+    if wanted.change != ChangeFlags() or wanted.collectives is not None or wanted.search.best:
+        raise UsageError(
+            f"what-if flags need gradient-ready times, which a Meter does not record: {STRONG} -- SCRIPT measures them"
+        )
+    study = read_study(store)
+    assert isinstance(study, PooledRuns)
+    arms = {arm.trial.num_ranks: arm for arm in study.answer(read_whole(store)).spread}
+    if len(arms) < 2:
+        raise UsageError(f"all launches of {store.name} have the same number of ranks: launch it on another one too")
+    return describe_table([make_series(store.name, arms)], wanted.ranks, store.name, is_forced=wanted.columns.force)
 
 
 def predict_run(wanted: Predict) -> Document:
@@ -238,7 +259,7 @@ def predict_best(wanted: Predict) -> Document:
 def read_run(wanted: Predict) -> tuple[RunStore, ScalingRun]:
     """The run and its measured arms; nothing of its study is loaded for that."""
     assert wanted.run is not None
-    store = open_run(wanted.run, wanted.runs_dir)
+    store = open_run_or_pool(wanted.run, wanted.runs_dir)
     record = store.record
     if record.study not in (STRONG, WEAK):
         raise UsageError(f"{store.name} is a {record.study} run; predict needs a {STRONG} or {WEAK} run")

@@ -17,8 +17,9 @@ import tyro
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_outputs, write_target
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.records.store import RUNS_DIR, RunStore, open_run
+from scalelab.records.store import RUNS_DIR, RunStore
 from scalelab.report.document import Document, read_document
+from scalelab.runs.pool import open_run_or_pool
 
 MOST_LETTERS = 100
 """Letters of a run's name in a file name."""
@@ -57,12 +58,13 @@ def main(args: Sequence[str]) -> int:
 def show_answer(args: Sequence[str]) -> int:
     show = parse_flags(Show, args, "show")
     show.output.check()
-    store = open_run(show.run, show.runs_dir)
-    write_outputs(read_answer(store, refresh=show.refresh), show.output, [store.path])
+    store = open_run_or_pool(show.run, show.runs_dir)
+    write_outputs(read_answer(store, refresh=show.refresh), show.output, store.paths)
     is_by_path = Path(show.run).exists()
     if not show.output.takes_stdout and not is_by_path:
         name = show.run if show.runs_dir == RUNS_DIR else store.path
-        print(f"\n{store.path}  ·  scalelab report {name} --html report.html")  # noqa: T201
+        place = store.path if len(store.paths) == 1 else f"{len(store.paths)} runs in {store.path.parent}"
+        print(f"\n{place}  ·  scalelab report {name} --html report.html")  # noqa: T201
     return 0
 
 
@@ -95,7 +97,7 @@ def write_report(args: Sequence[str]) -> int:
         check_bundle(report.bundle)
         check_installed("--pdf")
     document = describe_runs(stores)
-    write_formats(document, output, [store.path for store in stores])
+    write_formats(document, output, [path for store in stores for path in store.paths])
     if report.bundle is not None:
         fill_bundle(report.bundle, document, stores)
     return 0
@@ -103,7 +105,7 @@ def write_report(args: Sequence[str]) -> int:
 
 def open_runs(report: Report) -> list[RunStore]:
     """The runs; a run given twice is refused."""
-    stores = [open_run(name, report.runs_dir) for name in report.runs]
+    stores = [open_run_or_pool(name, report.runs_dir) for name in report.runs]
     places = [store.path.resolve() for store in stores]
     for number, place in enumerate(places):
         if place in places[:number]:
@@ -126,7 +128,7 @@ def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore])
     from scalelab.export.bundle import write_bundle
 
     write_bundle(directory, stores, ["report.html", "report.pdf"])
-    runs = [store.path for store in stores]
+    runs = [path for store in stores for path in store.paths]
     write_target(directory / "report.html", make_page(document, runs), "--bundle")
     write_target(directory / "report.pdf", make_pdf(document, runs), "--bundle")
     print(f"Wrote {directory}", file=sys.stderr)  # noqa: T201

@@ -65,6 +65,8 @@ class RunStore:
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
+        self.paths = [path]
+        """The directories that its files are in."""
         self.record = record
 
     @classmethod

@@ -145,6 +145,7 @@ STUDIES: dict[str, StudyEntry] = {
 OTHERS = {
     "compare": "scalelab.answers.interleaved:Interleaved",
     "metered": "scalelab.answers.metered:MeteredRun",
+    "pooled": "scalelab.answers.pooled:PooledRuns",
     "train": "scalelab.answers.train:TrainStudy",
     "reproduce": "scalelab.recipes.reproduce:Reproduce",
 }
