@@ -6,8 +6,7 @@ A phase has a fixed part and a part per sample: half the batch does not take hal
 ranks took beyond the rest of the formula. Ranks whose steps vary by σ wait for the slowest of n: σ times the mean of
 the largest of n standard normal numbers, which grows like √(2 ln n); the part for two ranks is in the residual.
 
-Ranks that share c cores of one host take turns: n of them wait n/c − 1 times the core time of one rank's step. The
-core time of sent bytes is left to the network, where it may be hidden.
+Ranks that share c cores of one host take turns: n of them wait n/c − 1 times the core time of one rank's step.
 
 If two ranks took less than that formula says without contention, messages take less time than the link says; if that is
 not enough, so does compute. A negative residual would make large sizes run in less than no time.
@@ -15,8 +14,7 @@ not enough, so does compute. A negative residual would make large sizes run in l
 Each input has an uncertainty (a relative standard deviation). Inputs are drawn 400 times on the log scale: all together
 for the interval, then one group at a time to find the group that moves the step most, which is the one worth measuring
 better. Measured steps are drawn from Student's t with the degrees of freedom of their launches, others from a normal
-distribution. A drawn two-rank step is fitted again, so that its noise reaches every size. The draws are the same in
-every call.
+distribution. A drawn two-rank step is fitted again, so that its noise reaches every size. Draws never change.
 """
 
 from __future__ import annotations
@@ -105,6 +103,8 @@ class ScaledJob:
     """Of parameters and gradients."""
     bucket_bytes: float | None = None
     accumulation: int = 1
+    pass_samples: float | None = None
+    """Samples of one backward pass, where that is fixed and a larger batch of a rank takes more passes."""
     compression: float = 1.0
     """Bytes that are sent over those of the gradients."""
     contention: float = 0.0
@@ -172,10 +172,11 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
         raise UsageError(
             f"{num_ranks} ranks get {batch_per_rank:g} samples each, fewer than 1: use fewer ranks or a larger batch"
         )
-    per_pass = batch_per_rank / job.accumulation
+    wanted = job.accumulation if job.pass_samples is None else math.ceil(batch_per_rank / job.pass_samples - 1e-9)
+    passes = max(1, wanted)
+    per_pass = batch_per_rank / passes
     factor = job.compute_factor if num_ranks > 1 else 1.0
     times = {name: factor * job.phases.get(name, PerSampleCost()).at(per_pass) for name in PHASES}
-    passes = job.accumulation
     backward = times["backward"]
     forward_exposed = 0.0
     if num_ranks == 1:

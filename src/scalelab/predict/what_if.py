@@ -126,6 +126,7 @@ def change_job(job: ScaledJob, change: WhatIf) -> ScaledJob:
         strategy=strategy,
         num_units=change.num_units or job.num_units,
         accumulation=change.accumulation or job.accumulation,
+        pass_samples=job.pass_samples if change.accumulation is None else None,
         delay_seconds=job.delay_seconds + change.delay_seconds,
         slow_factor=job.slow_factor * change.slow_factor,
     )

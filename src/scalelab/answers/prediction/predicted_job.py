@@ -98,9 +98,10 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
     """The job of a scaling run. `link` overrides its own link; `cores`: all ranks share those of one host."""
     one, two = find_bases(run)
     batch = one.step_samples
-    batches = {two.rank_samples: two, one.rank_samples: one}  # the same batch: one rank is alone
+    passes = {arm.trial.num_ranks: count_accumulated(arm) for arm in (one, two)}
+    batches = {arm.rank_samples / passes[arm.trial.num_ranks]: arm for arm in (two, one)}  # the same: one rank is alone
     times = find_gradients(one, run.strategy)
-    phases = find_phases(batches)
+    phases = find_phases(batches, passes)
     found = link or find_own_link(two)
     alone, pair = find_step_error(one), find_step_error(two)
     network, core_seconds = NetworkModel(inside=found.cost), 0.0
@@ -119,7 +120,8 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         strategy=run.strategy,
         dtype=one.trial.dtype,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
-        accumulation=one.trial.accumulation,
+        accumulation=passes[1],
+        pass_samples=None if passes[1] == passes[2] else one.rank_samples / passes[1],
         jitter_ratio=find_jitter(one) / one.step.value,
         known=InputErrors(
             compute=alone.deviation,
@@ -192,10 +194,18 @@ def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
     return found[0]
 
 
-def find_phases(batches: Mapping[int, Arm]) -> dict[str, PerSampleCost]:
-    """The phases of a step, by a line through its batches; they add up to the clean step of one rank.
+def count_accumulated(arm: Arm) -> int:
+    """Batches that one step of a rank accumulates."""
+    seen = next((one for one in arm.scripts if one.num_samples and one.batch_samples), None)
+    if seen is None or not seen.num_samples or not seen.batch_samples:
+        return arm.trial.accumulation
+    return max(1, seen.num_samples // seen.batch_samples)
 
-    On two ranks backward is what steps without communication leave for it.
+
+def find_phases(batches: Mapping[float, Arm], passes: Mapping[int, int]) -> dict[str, PerSampleCost]:
+    """The phases of one pass, by a line through its batches; they add up to the clean step of one rank.
+
+    On two ranks backward is what steps without communication leave for it. The optimizer comes once per step.
     """
     seconds: dict[str, dict[float, float]] = {name: {} for name in PHASES}
     for batch, arm in batches.items():
@@ -212,7 +222,8 @@ def find_phases(batches: Mapping[int, Arm]) -> dict[str, PerSampleCost]:
         timed["backward"] = max(whole - rest, 0.1 * whole)
         factor = whole / sum(timed.values())
         for name in PHASES:
-            seconds[name][batch] = timed[name] * factor
+            share = 1 if name == "optimizer" else passes[arm.trial.num_ranks]
+            seconds[name][batch] = timed[name] * factor / share
     return {name: fit_line_by_batch(found) for name, found in seconds.items()}
 
 

@@ -146,7 +146,7 @@ class GradientClock:
 
 def watch_gradients(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
     """The report with the ready times of gradients; unchanged where there are no whole ones."""
-    if not can_update_without_sync(training.model) or training.accumulation > 1:
+    if not can_update_without_sync(training.model):
         return report
     parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
     clock = GradientClock(parameters, is_cuda=any(parameter.is_cuda for parameter in parameters))
