@@ -133,7 +133,7 @@ def test_a_script_without_ddp_says_why_no_step_ran_without_communication(tmp_pat
     path = write_script(tmp_path)
     path.write_text(path.read_text().replace("DistributedDataParallel(nn.", "(nn."))
     done = answer(
-        *("run", "weak-scaling", *QUICK, "--no-control", "--ranks", "1", "--batch-size-per-rank", "4", "--json", "-"),
+        *("run", "weak-scaling", *QUICK, "--no-control", "--ranks", "2", "--batch-size-per-rank", "4", "--json", "-"),
         *("--", "train.py"),
         cwd=tmp_path,
     )

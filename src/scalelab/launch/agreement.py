@@ -30,6 +30,7 @@ from scalelab.errors import DamagedRun
 from scalelab.records.files import read_json, write_atomically
 from scalelab.records.observations import RankSource
 from scalelab.records.settings import TrainingRun
+from scalelab.records.trial import to_builtins
 
 EXIT_FAILED = 1
 """The rank failed; the reason is in its outcome file."""
@@ -65,6 +66,12 @@ class Assignment:
     host_rank: int | None = None
     """Who started the rank, which sources agree, and its local rank, for the report."""
     sources: tuple[RankSource, ...] = ()
+
+
+def name_rank_process(assignment: Assignment, parent: int) -> list[str]:
+    """The command of a rank in an interpreter of its own, which ends with the parent."""
+    words = json.dumps(to_builtins(assignment))
+    return [sys.executable, "-P", "-m", "scalelab.worker", str(parent), words]
 
 
 def log_file(directory: Path, rank: int) -> Path:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalelab.errors import DamagedRun, RankUnknown, StorageFull
-from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, outcome_file
+from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, name_rank_process, outcome_file
 from scalelab.launch.launcher import check_torch
 from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.launch.ranks.discovery import Membership, find_membership
@@ -34,7 +34,7 @@ from scalelab.launch.rendezvous import (
     join_meeting,
     open_meeting,
 )
-from scalelab.launch.supervisor import choose_cores, make_assignment, name_rank_process, read_mask
+from scalelab.launch.supervisor import choose_cores, make_assignment, read_mask
 from scalelab.records.environment import read_load_average
 from scalelab.records.files import read_json, storage_errors
 from scalelab.records.schema import read_trial
@@ -116,7 +116,7 @@ def run_member(
     assignment = make_assignment(member, meeting, Path(meeting.word), choose_own_cores(trial, meeting.neighbours))
     listen_fd = meeting.listen_fd
     process = subprocess.Popen(
-        name_rank_process(assignment),
+        name_rank_process(assignment, os.getpid()),
         env=os.environ | describe_member(member, meeting),
         start_new_session=True,
         stdin=subprocess.DEVNULL,

@@ -29,6 +29,7 @@ from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
 from scalelab.records.environment import usable_cores
+from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial, TrialResult
 
 START_SECONDS = 120.0
@@ -229,6 +230,7 @@ def _make_request(trial: Trial, directory: Path) -> dict[str, Any]:
         "cores": bind_ranks(trial, trial.num_processes, usable_cores()),
         "port": trial.port,
         "needs_rendezvous": trial.joins_group,
+        "is_fresh": isinstance(trial.task, Script) and trial.task.is_fresh,
     }
 
 

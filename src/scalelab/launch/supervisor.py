@@ -31,6 +31,7 @@ from scalelab.launch.agreement import (
     kill_group,
     loads_file,
     log_file,
+    name_rank_process,
     outcome_file,
     place_file,
     write_words,
@@ -239,19 +240,13 @@ def describe_network(seat: Seat, meeting: Meeting) -> dict[str, str]:
     return {name: value for name, value in told.items() if name not in os.environ or name in ("RANK", "WORLD_SIZE")}
 
 
-def name_rank_process(assignment: Assignment) -> list[str]:
-    """The command of the rank itself, which ends with this process."""
-    words = json.dumps(to_builtins(assignment))
-    return [sys.executable, "-P", "-m", "scalelab.worker", str(os.getpid()), words]
-
-
 def run_child(seat: Seat, assignment: Assignment, variables: dict[str, str]) -> dict[str, Any]:
     """The rank itself, in its own session."""
-    variables = variables | {"LOCAL_RANK": str(assignment.local_rank)}
+    variables = os.environ | variables | {"LOCAL_RANK": str(assignment.local_rank)}
     with log_file(seat.directory, seat.rank).open("ab") as log:
         # Descriptors stay open: the listener of rank 0, and the one by which an MPI library finds its launcher.
         child = subprocess.Popen(
-            name_rank_process(assignment), env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=log,
+            name_rank_process(assignment, os.getpid()), env=variables, stdin=subprocess.DEVNULL, stdout=log,
             stderr=log, close_fds=False, start_new_session=True,
         )  # fmt: skip
     try:

@@ -292,6 +292,8 @@ class ScriptReport:
     """The strategy that the script applies to its model itself; empty: none of those that scalelab has."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why instruments were left out, by name."""
+    has_group: bool = True
+    """Whether it made a process group."""
 
 
 class NormSpread(NamedTuple):

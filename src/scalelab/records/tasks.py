@@ -271,6 +271,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
     """Where a step ends: `optimizer`, `dataloader`, or `module:function`."""
     is_scratch: bool = False
     """Run it in a copy of its working directory, which is removed afterwards."""
+    is_fresh: bool = False
+    """Start a new interpreter, in which the script itself imports torch."""
     plan: StepPlan = msgspec.field(default_factory=StepPlan)
 
 

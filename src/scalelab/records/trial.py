@@ -340,8 +340,9 @@ class TrialResult:
         return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
 
     def first_non_finite_loss(self) -> StepSample | None:
-        """The first sample whose loss is NaN or infinite, if any."""
-        bad = (s for s in self.samples if s.kind is not StepKind.COMM_FREE and not math.isfinite(s.loss or 0.0))
+        """The first sample whose loss is NaN or infinite, if any; a step that a GradScaler skipped may have one."""
+        apart = (StepKind.COMM_FREE, StepKind.SETTLE)
+        bad = (s for s in self.samples if s.kind not in apart and not math.isfinite(s.loss or 0.0))
         return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
 
 

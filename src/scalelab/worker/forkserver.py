@@ -33,7 +33,7 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file
+from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file, name_rank_process
 from scalelab.records.strategies import STRATEGIES
 from scalelab.worker.strategies.apply import load_strategy
 from scalelab.worker.worker import run_rank
@@ -93,13 +93,13 @@ class ForkServer:
                 port=listener.getsockname()[1] if listener else 0,
                 listen_fd=listener.fileno() if listener else None,
             )
-            pids.append(self._fork(assignment))
+            pids.append(self._fork(assignment, is_fresh=request["is_fresh"]))
         if listener:
             listener.close()
         self._children.update(pids)
         self._send({"launched": {"pids": pids}})
 
-    def _fork(self, assignment: Assignment) -> int:
+    def _fork(self, assignment: Assignment, *, is_fresh: bool) -> int:
         server = os.getpid()
         pid = os.fork()
         if pid:
@@ -108,6 +108,8 @@ class ForkServer:
         try:
             os.close(self._events.fileno())
             become_rank(assignment, server)
+            if is_fresh:
+                start_anew(assignment, server)
             code = run_rank(assignment)
             sys.stdout.flush()
         except BaseException:  # noqa: BLE001 - the child must never return into the server
@@ -154,6 +156,13 @@ def become_rank(assignment: Assignment, server: int) -> None:
         RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank), GLOO_SOCKET_IFNAME=find_loopback()
     )
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
+
+
+def start_anew(assignment: Assignment, server: int) -> None:
+    """Become a new interpreter, which has not imported torch; what a rank is stays as it is."""
+    if assignment.rank == 0 and assignment.listen_fd is not None:
+        os.set_inheritable(assignment.listen_fd, True)
+    os.execv(sys.executable, name_rank_process(assignment, server))
 
 
 def find_loopback() -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from scalelab.errors import UsageError
@@ -19,6 +21,7 @@ from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.script.execution import taking_part_in_spawn
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
+from scalelab.worker.script.watch import find_samples
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -37,6 +40,11 @@ def make_batches(batch_size: int = 4) -> Iterator[Any]:
     torch.manual_seed(1)
     data = TensorDataset(torch.randn(400, 8), torch.randint(0, 4, (400,)))
     return iter(DataLoader(data, batch_size))
+
+
+def make_tensors() -> Iterator[Any]:
+    """Batches without a data loader."""
+    return ((torch.randn(4, 8), torch.randint(0, 4, (4,))) for _ in range(100))
 
 
 def watch(
@@ -245,7 +253,7 @@ def test_instruments_take_further_steps_and_say_why_one_is_left_out(tmp_path: Pa
         *(CLEAN, 0, tmp_path / "trace.json", kept, 4),
         observers={
             "counters": lambda session: CounterObserver(session.watch),
-            "gradients": lambda session: GradientObserver(session.watch, session.num_passes),
+            "gradients": lambda session: GradientObserver(session.watch, *session.passes),
         },
     )
     with pytest.raises(ScriptEnded), session:
@@ -268,6 +276,71 @@ def test_a_delay_comes_once_per_step_in_its_phase(phase: str, tmp_path: Path) ->
         train_plainly(make_model(), make_batches())
     for one in kept[-2:]:
         assert (getattr(one, f"{phase}_seconds") or 0.0) >= 0.01
+
+
+def test_a_part_that_is_computed_again_in_backward_is_no_pass_of_its_own(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in batches:
+            outputs = checkpoint(model, inputs.requires_grad_(), use_reentrant=True)
+            nn.functional.cross_entropy(outputs, targets).backward()
+            optimizer.step()
+
+    session, kept = watch(loop, tmp_path)
+    assert session.num_passes == 1
+    assert all(one.loss is not None for one in kept)
+
+
+def test_an_evaluation_is_seen_where_a_class_has_an_eval_of_its_own(tmp_path: Path) -> None:
+    class OwnEval(nn.Sequential):
+        def eval(self) -> OwnEval:
+            return self.train(mode=False)
+
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        own = OwnEval(*model)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        for number, (inputs, targets) in enumerate(batches):
+            nn.functional.cross_entropy(own(inputs), targets).backward()
+            optimizer.step()
+            if number == 3:
+                own.eval()
+                own.train()
+
+    before = OwnEval.eval
+    session, kept = watch(loop, tmp_path)
+    assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 4]
+    assert session.num_apart["evaluation"] == 1
+    assert OwnEval.eval is before
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected", "samples"),
+    [
+        (torch.zeros(12, 8, 3), None, 12),
+        (torch.zeros(12, 8, 3), 8, 8),
+        ({"x": torch.zeros(12, 8), "y": torch.zeros(8)}, 8, 8),
+        (([torch.zeros(3, 5, 5), torch.zeros(3, 6, 4)], [{"box": torch.zeros(1, 4)}] * 2), 2, 2),
+        (SimpleNamespace(tokens=torch.zeros(6, 2), name="x"), None, 6),
+        (torch.zeros(12, 8), 5, 12),
+        ("text", 5, None),
+    ],
+)
+def test_samples_are_counted_in_the_dimension_that_has_them(
+    batch: Any, expected: int | None, samples: int | None
+) -> None:
+    assert find_samples(batch, expected) == samples
+
+
+def test_a_batch_that_two_passes_take_counts_once(tmp_path: Path) -> None:
+    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in make_tensors():
+            for _ in range(2):  # as sharpness-aware minimization
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    session, _ = watch(loop, tmp_path)
+    assert (session.num_passes, session.step_samples, session.passes) == (2, 4, (2, 1))
 
 
 def test_another_batch_than_planned_is_an_error_that_names_both(tmp_path: Path) -> None:

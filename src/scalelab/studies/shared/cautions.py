@@ -42,6 +42,7 @@ NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-fin
 UNEQUAL_LOSSES = CautionKind(
     "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
 )
+ALONE = CautionKind("ranks-alone", "Ranks of a script have no process group: each trains by itself", "wrong-work")
 SAME_SAMPLES = CautionKind("same-samples", "Ranks had the same losses: they train on the same samples", "wrong-work")
 PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
 MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
@@ -102,7 +103,8 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         return
     is_plain = find_strategy(arm.trial.strategy).is_plain
     plan = arm.trial.step_plan
-    if plan is not None and plan.comm_free_steps and not is_plain and not any(arm.comm_free):
+    is_alone = arm.trial.num_ranks == 1 and bool(arm.scripts)  # nothing is sent
+    if plan is not None and plan.comm_free_steps and not is_plain and not is_alone and not any(arm.comm_free):
         why = next((one.obstacle for one in arm.scripts if one.obstacle), "no memory was left to copy the model state")
         yield NO_ABLATION(
             arm.label,
@@ -134,6 +136,9 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
 def _look_at_script(arm: Arm) -> Iterator[Caution]:
     """Optimizers that take turns in no fixed order, steps of other work, a batch that was not seen."""
     scripts = arm.scripts
+    if arm.trial.num_ranks > 1 and scripts and not any(script.has_group for script in scripts):
+        text = f"{arm.label}: the script has no process group: each rank trains a model of its own"
+        yield ALONE(arm.label, text, "let the script use DDP, or read the row as so many independent copies")
     if any(not script.is_regular for script in scripts):
         yield IRREGULAR(
             arm.label,

@@ -36,6 +36,8 @@ class ScriptFlags:
     for the next batch. module:function: where that function returns, such as train:train_step."""
     scratch: bool = False
     """Run a script in a copy of the working directory that is removed afterwards, so that no checkpoints are left."""
+    fresh_interpreter: bool = False
+    """Start a script in new interpreters, for one that sets environment variables before it imports torch."""
 
     def __post_init__(self) -> None:
         if self.step_at not in STEP_ENDS and not re.fullmatch(r"[\w.]+:[\w.]+", self.step_at):
@@ -93,6 +95,7 @@ class ScriptSource:
             plan=plan,
             step_at=(flags or ScriptFlags()).step_at,
             is_scratch=(flags or ScriptFlags()).scratch,
+            is_fresh=(flags or ScriptFlags()).fresh_interpreter,
         )
 
 

@@ -44,6 +44,7 @@ class MeteredTraining:
         self._num_learned += 1
         if self._num_learned >= LEARNING_STEPS and not facts.other_work:
             self._watch.stop_learning()
+            self._watch.mark_own_evaluations()
             self._meter = self._make_meter(sum(facts.list_batches()))
             self._meter.step()
 

@@ -65,14 +65,19 @@ class Observer(PhaseHooks):
 
 
 class GradientObserver(Observer):
-    """When every gradient is ready in backward."""
+    """When every gradient is ready in backward: in the last of the passes that a step accumulates."""
 
     num_steps = SETTLING_STEPS + NUM_TIMED_STEPS
 
-    def __init__(self, watch: TrainingWatch, num_passes: int | None) -> None:
+    def __init__(self, watch: TrainingWatch, num_passes: int | None, num_batches: int) -> None:
+        """`num_batches`: batches that one step accumulates."""
         super().__init__(watch)
-        if num_passes != 1:
-            raise CannotObserve(f"{num_passes or 'no'} backward passes per step; gradient-ready times need one")
+        if num_passes is None or num_passes != num_batches:
+            raise CannotObserve(
+                f"{num_passes or 'no'} backward passes per batch of a step; gradient-ready times need one"
+                if num_batches == 1
+                else f"{num_passes} backward passes for {num_batches} batches of a step"
+            )
         model = join_models(watch.trained)
         if len(watch.trained) != 1 or not can_update_without_sync(model):
             raise CannotObserve("gradient-ready times need one trained model that is not sharded")
@@ -221,11 +226,19 @@ def join_models(trained: list[nn.Module]) -> nn.Module:
 
 
 def choose_observer(
-    name: Instrument, watch: TrainingWatch, num_passes: int | None, trial: Trial, directory: Path, rank: int
+    name: Instrument,
+    watch: TrainingWatch,
+    passes: tuple[int | None, int],
+    trial: Trial,
+    directory: Path,
+    rank: int,
 ) -> Observer | None:
-    """The observer of an instrument; None for those that are recorded elsewhere. Raises `CannotObserve`."""
+    """The observer of an instrument; None for those that are recorded elsewhere. Raises `CannotObserve`.
+
+    `passes`: backward passes of a step, and the batches that it accumulates.
+    """
     made: dict[str, Callable[[], Observer]] = {
-        "gradients": lambda: GradientObserver(watch, num_passes),
+        "gradients": lambda: GradientObserver(watch, *passes),
         "counters": lambda: CounterObserver(watch),
         "messages": lambda: MessageObserver(watch),
         "memory": lambda: MemoryObserver(watch, trial, directory, rank),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
+import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.launch.agreement import Assignment, copied_directory, samples_file, trace_file
@@ -27,6 +27,7 @@ from scalelab.records.trial import StepSample, Trial
 from scalelab.worker.script.execution import giving_up, run_script, taking_part_in_spawn
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
+from scalelab.worker.script.prelude import make_variables, move_to_copy
 from scalelab.worker.script.session import MakeObserver, ScriptSession
 
 GIVE_UP_SHARE = 0.9
@@ -111,7 +112,7 @@ def find_delays(trial: Trial, rank: int) -> dict[str, float]:
 
 def plan_observer(name: Instrument, trial: Trial, directory: Path, rank: int) -> MakeObserver:
     """Makes the observer of an instrument once the script's steps are known."""
-    return lambda session: choose_observer(name, session.watch, session.num_passes, trial, directory, rank)
+    return lambda session: choose_observer(name, session.watch, session.passes, trial, directory, rank)
 
 
 def open_store(trial: Trial, assignment: Assignment) -> TCPStore:
@@ -151,6 +152,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         obstacle=session.obstacle,
         strategy=name_strategy(session.watch.trained),
         left_out=session.left_out,
+        has_group=dist.is_initialized(),
     )
 
 
@@ -158,38 +160,6 @@ def count_parameters(session: ScriptSession) -> int | None:
     """Parameters of the trained modules on this rank; None: no module was seen."""
     sizes = {id(one): one.numel() for module in session.watch.trained for one in module.parameters()}
     return sum(sizes.values()) or None
-
-
-def make_variables(trial: Trial, assignment: Assignment) -> dict[str, str]:
-    """What torchrun sets for a rank."""
-    rank, local_size = assignment.rank, assignment.num_local_ranks or trial.num_ranks
-    numbers = {
-        "RANK": rank,
-        "LOCAL_RANK": assignment.local_rank,
-        "WORLD_SIZE": trial.num_ranks,
-        "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_RANK": rank // local_size,
-        "GROUP_WORLD_SIZE": -(-trial.num_ranks // local_size),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": trial.num_ranks,
-        "MASTER_PORT": assignment.port,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "OMP_NUM_THREADS": trial.threads_per_rank,
-    }
-    words = {
-        "MASTER_ADDR": assignment.address,
-        "TORCHELASTIC_RUN_ID": "scalelab",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    return {name: str(number) for name, number in numbers.items()} | words
-
-
-def move_to_copy(script: Script, copy: Path) -> Script:
-    """The script in the copy of its working directory."""
-    target, before = Path(script.target), Path(script.directory)
-    moved = str(copy / target.relative_to(before)) if target.is_relative_to(before) else script.target
-    return msgspec.structs.replace(script, target=moved, directory=str(copy))
 
 
 def leave_script() -> None:

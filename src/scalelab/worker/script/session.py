@@ -68,7 +68,10 @@ class ScriptSession:
         """
         self._blocks, self._rank, self._trace, self._sink = blocks, rank, trace, sink
         self._planned_batch, self._is_told = planned_batch, is_told
-        self.watch = TrainingWatch(self._end_step, self._restart, delays, step_at)
+        self.watch = TrainingWatch(
+            self._end_step, self._restart, delays, step_at, told_batch=planned_batch if is_told else None
+        )
+        self._batch_source = "the data loader gave"
         self._synchronize: Callable[[], None] = lambda: None
         self._stack = ExitStack()
         self.num_steps = 0
@@ -103,6 +106,11 @@ class ScriptSession:
     def is_measured(self) -> bool:
         """Whether all planned steps were taken: what follows is for instruments."""
         return self._position == len(self._blocks)
+
+    @property
+    def passes(self) -> tuple[int | None, int]:
+        """Backward passes of a step, and the batches that it accumulates."""
+        return self.num_passes, (self.step_samples or 1) // (self.batch_samples or 1)
 
     @property
     def num_planned(self) -> int:
@@ -164,12 +172,15 @@ class ScriptSession:
         if facts.other_work:
             self.num_apart.update(facts.other_work)
         self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not facts.has_closure
-        step = RawStep(start, end, facts.read_loss())
+        loss = facts.read_loss()
         if facts.other_work or self.num_steps == 0:
             kind = StepKind.SETTLE
-        elif self._phases is not None:
-            step = self._phases.complete(step)
-        self._sink.append(make_sample(self._rank, self.num_steps, kind, step))
+        if self._phases is None or kind is StepKind.SETTLE:
+            sample = StepSample(self._rank, self.num_steps, kind, start, end - start, loss=loss)
+        else:
+            raw = self._phases.complete(RawStep(start, end, loss))
+            sample = make_sample(self._rank, self.num_steps, kind, raw)
+        self._sink.append(sample)
         self.num_steps += 1
         self._in_block += 1
 
@@ -217,10 +228,12 @@ class ScriptSession:
     def _learn(self, facts: StepFacts) -> None:
         """What a step consists of; a step with an evaluation would count its batches too."""
         self.watch.stop_learning()
+        self.watch.mark_own_evaluations()
         self.watch.delay_forward()
         self._is_learned = True
         self.num_passes = facts.num_passes
         batches = facts.list_batches()
+        self._batch_source = "the data loader gave" if facts.loads else "the model was given"
         self.step_samples, self.batch_samples = (sum(batches), batches[0]) if batches else (None, None)
 
     def _check_samples(self) -> None:
@@ -237,7 +250,7 @@ class ScriptSession:
             return
         several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
         raise UsageError(
-            f"the data loader gave {self.step_samples} samples per step and rank{several}, the plan says"
+            f"{self._batch_source} {self.step_samples} samples per step and rank{several}, the plan says"
             f" {self._planned_batch}: {advice}"
         )
 

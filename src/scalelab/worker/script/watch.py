@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from scalelab.worker.batches.stream import count_samples
+from scalelab.worker.batches.stream import list_parts
 from scalelab.worker.script.boundary import StepRule
 from scalelab.worker.step import wait
 
@@ -46,7 +46,16 @@ class StepFacts:
     loads: list[int] = field(default_factory=list)
     """Samples of each batch that came out of a data loader; counted while learning."""
     forwards: dict[int, list[int]] = field(default_factory=dict)
-    """Samples of each training pass through a trained module, by the module's place; counted while learning."""
+    """Samples of each batch that went through a trained module, by the module's place; counted while learning."""
+    inputs: list[tuple[int, weakref.ref[torch.Tensor]]] = field(default_factory=list)
+    """The first tensor of each of these batches: the same again, as two passes of one step take, counts once."""
+
+    def clear(self) -> None:
+        """Begin the next step: one object serves all steps, so that each leaves as little behind as possible."""
+        self.num_passes, self.has_closure = 0, False
+        for one in (self.losses, self.other_work, self.delayed, self.loads, self.forwards, self.inputs):
+            if one:
+                one.clear()
 
     def read_loss(self) -> float | None:
         """The sum of what was differentiated: the loss of the step. None: nothing scalar was."""
@@ -73,8 +82,10 @@ class TrainingWatch:
         on_restart: Callable[[], None],
         delays: Mapping[str, float] | None = None,
         step_at: str = "optimizer",
+        told_batch: int | None = None,
     ) -> None:
-        """`delays`: seconds to wait at the start of a phase, once per step."""
+        """`delays`: seconds to wait at the start of a phase, once per step; `told_batch`: what the script is given."""
+        self._told_batch = told_batch
         self._step_at = step_at
         self._is_load_seen = False
         self._numbers = count()  # an optimizer may be gone when the next one comes
@@ -130,6 +141,13 @@ class TrainingWatch:
         """Take these hooks off again."""
         self._learning.close()
 
+    def mark_own_evaluations(self) -> None:
+        """Models may have an `eval` of their own that does not call torch's; called once the models are known."""
+        every = {kind for module in self.trained for part in module.modules() for kind in type(part).__mro__}
+        for kind in every - {nn.Module}:
+            if "eval" in vars(kind):
+                self._stack.enter_context(replaced(kind, "eval", self._wrap_marking("evaluation")))
+
     def delay_forward(self) -> None:
         """Where forward is to be delayed, wait before the trained modules; called once they are known."""
         for module in self.trained if "forward" in self.delays else ():
@@ -173,8 +191,10 @@ class TrainingWatch:
 
     def end_step(self) -> None:
         """A step ends here."""
-        facts, self._facts = self._facts, StepFacts()
-        self._on_step(facts)
+        try:
+            self._on_step(self._facts)
+        finally:
+            self._facts.clear()
 
     @property
     def uses_rule(self) -> bool:
@@ -209,6 +229,8 @@ class TrainingWatch:
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_in_backward:  # activation checkpointing computes a part again, and differentiates it inside
+                return original(tensors, *args, **kwargs)
             facts = self._facts
             facts.num_passes += 1
             facts.has_closure |= self._outermost is not None
@@ -300,7 +322,7 @@ class TrainingWatch:
         def load(iterator: Any) -> Any:
             self.begin_load()
             batch = original(iterator)
-            samples = count_samples(batch)
+            samples = find_samples(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
             if samples:
                 self._facts.loads.append(samples)
             return batch
@@ -318,12 +340,46 @@ class TrainingWatch:
         place = next((number for number, one in enumerate(self.trained) if one is module), len(self.trained))
         if place == len(self.trained):
             self.trained.append(module)
-        samples = count_samples(inputs)
-        if samples and not self._facts.has_closure:
+        samples = find_samples(inputs, self._told_batch)
+        if samples and not self._facts.has_closure and not self._is_repeated(place, inputs):
             self._facts.forwards.setdefault(place, []).append(samples)
+
+    def _is_repeated(self, place: int, inputs: Any) -> bool:
+        """Whether this very batch went through the module before in this step."""
+        first = next(iter(list_tensors(inputs)), None)
+        if first is None:
+            return False
+        known = self._facts.inputs
+        is_known = any(there == place and one() is first for there, one in known)
+        known.append((place, weakref.ref(first)))
+        return is_known
 
     def _after_module(self, *_: object) -> None:
         self._depth -= 1
+
+
+def list_tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of collections, or in an object that holds some."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = list_parts(batch) or list(getattr(batch, "__dict__", {}).values())
+    return [
+        one for part in parts if isinstance(part, torch.Tensor | Mapping | list | tuple) for one in list_tensors(part)
+    ]
+
+
+def find_samples(batch: Any, expected: int | None) -> int | None:
+    """The leading dimension of the first tensor; `expected` where another dimension or a list is as long.
+
+    Batches may have the sequence first, or be lists of images that differ in size.
+    """
+    tensors = [one for one in list_tensors(batch) if one.ndim]
+    if not tensors:
+        return None
+    counted = int(tensors[0].shape[0])
+    lengths = {len(part) for part in [batch, *list_parts(batch)] if isinstance(part, list | tuple)}
+    lengths |= {int(size) for one in tensors for size in one.shape[:2]}
+    return expected if expected is not None and expected in lengths else counted
 
 
 def is_training_pass(module: nn.Module) -> bool:
