@@ -284,16 +284,14 @@ class ScriptReport:
     """Whether every step has the same optimizer calls."""
     num_evaluations: int = 0
     num_checkpoints: int = 0
-    num_skipped: int = 0
-    """Steps with an evaluation, with a checkpoint, or skipped by a GradScaler: they are kept apart."""
+    num_skipped: int = 0  # by a GradScaler; steps of these three kinds are kept apart
     obstacle: str = ""
     """Why communication-free steps were left out; empty: they were not."""
     strategy: str = ""
     """The strategy that the script applies to its model itself; empty: none of those that scalelab has."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why instruments were left out, by name."""
-    has_group: bool = True
-    """Whether it made a process group."""
+    has_group: bool = True  # whether it made a process group
 
 
 class NormSpread(NamedTuple):
