@@ -5,6 +5,7 @@ What reads and describes is imported where it is used: half of the time of a sma
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from scalelab.answers.trace.view import TraceView
 
 DIFF = "diff"
+FEW_FILES = 8
+"""Files that are read by one process unless --jobs says otherwise."""
+MOST_IN_FULL = 64
+"""Ranks whose kernels, operators and streams are listed."""
 NS_PER_TICK = {"us": 1000, "ns": 1}
 TRACES, OUTPUT = "Traces", "Output"
 """Titles in the help. Without them, tyro parses the source of both classes at every start."""
@@ -46,10 +51,13 @@ class TraceFlags:
     """Time unit of the files; Kineto writes microseconds."""
     top: int = 10
     """Maximum rows in tables of names, gaps, streams and steps."""
+    jobs: int = 0
+    """Processes that read the files; 0: one per core for more than 8 files, else one."""
 
     def check(self) -> None:
         """Refuse invalid flags before anything is read."""
         check_at_least("top", self.top, 1)
+        check_at_least("jobs", self.jobs, 0)
         for flag in ("communication", "compute"):
             for pattern in getattr(self, flag):
                 try:
@@ -67,6 +75,9 @@ class Trace:
     """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; or a run such as last, of
     which the traced trial with the most ranks is read."""
     reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
+    overview: bool = False
+    """The job as a whole: stragglers by rank, host, rail, stage and link, and the step without them. On for more than
+    64 ranks, whose other tables would not fit; --rank shows some of them in full."""
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     runs_dir: RunsDir = RUNS_DIR
@@ -102,7 +113,10 @@ def main(args: Sequence[str]) -> int:
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
     files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
-    document = read_as_hta(files) if wanted.hta else describe_files(files, wanted.reading)
+    if wanted.hta:
+        document = read_as_hta(files)
+    else:
+        document = describe_files(files, wanted.reading, is_overview=wanted.overview or len(files) > MOST_IN_FULL)
     write_outputs(document, wanted.output)
     return 0
 
@@ -153,33 +167,34 @@ def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     return [file for file in files if ranks[file] in reading.rank]
 
 
-def describe_files(files: Sequence[Path], reading: TraceFlags) -> Document:
-    """Everything that the files show."""
+def describe_files(files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False) -> Document:
+    """Everything that the files show, or the job as a whole."""
+    view = read_view(files, reading, is_overview=is_overview)
+    if is_overview:
+        from scalelab.answers.trace.overview import describe_fleet
+
+        return describe_fleet(view)
     from scalelab.answers.trace.report import describe_traces
 
-    return describe_traces(read_view(files, reading))
+    return describe_traces(view)
 
 
-def read_view(files: Sequence[Path], reading: TraceFlags) -> TraceView:
-    """Read every file."""
+def read_view(files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False) -> TraceView:
+    """Read every file; for an overview only what is compared between ranks is kept."""
     from scalelab.answers.trace.view import TraceView, make_counters
-    from scalelab.trace.job_trace import combine_ranks
-    from scalelab.trace.rank_trace import read_rank
+    from scalelab.trace.job_trace import read_ranks
 
     steps = frozenset(reading.step) or None
-    traces = []
-    for number, file in enumerate(files, start=1):
-        say_progress(file, number, len(files))
-        traces.append(
-            read_rank(
-                file,
-                ns_per_tick=NS_PER_TICK[reading.time_unit],
-                communication=reading.communication,
-                compute=reading.compute,
-                counters=make_counters(steps),
-            )
-        )
-    view = TraceView(job=combine_ranks(traces), steps=steps, top=reading.top)
+    job = read_ranks(
+        files,
+        ns_per_tick=NS_PER_TICK[reading.time_unit],
+        communication=reading.communication,
+        compute=reading.compute,
+        counters=() if is_overview else make_counters(steps),
+        num_processes=reading.jobs or (len(os.sched_getaffinity(0)) if len(files) > FEW_FILES else 1),
+        say=lambda file, number: say_progress(file, number, len(files)),
+    )
+    view = TraceView(job=job, steps=steps, top=reading.top)
     view.check()
     return view
 

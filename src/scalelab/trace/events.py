@@ -61,6 +61,8 @@ class GroupInfo(msgspec.Struct):
     """A process group as the header describes it."""
 
     pg_name: str = ""
+    pg_desc: str = ""
+    """What it is for, such as mesh_pp, where torch was told."""
     pg_size: int = 0
     ranks: list[int] = []
 

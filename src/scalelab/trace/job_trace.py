@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -132,13 +133,49 @@ def read_ranks(
     communication: Sequence[str] = (),
     compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
+    num_processes: int = 1,
+    say: Callable[[Path, int], None] | None = None,
 ) -> JobTrace:
-    """Read the files of a job, one after the other. Raises `TraceUnreadable` if one is not a trace."""
-    traces = [
-        read_rank(path, ns_per_tick=ns_per_tick, communication=communication, compute=compute, counters=counters)
-        for path in paths
-    ]
+    """Read the files of a job, in several processes if asked. Raises `TraceUnreadable` if one is not a trace.
+
+    Only what `read_rank` returns is kept of a file. `say` is called with every file, and its number, in order.
+    """
+    read = partial(read_rank, ns_per_tick=ns_per_tick, communication=communication, compute=compute, counters=counters)
+    traces = []
+    with ExitStack() as stack:
+        found = map(read, paths) if num_processes < 2 else stack.enter_context(_Pool(num_processes)).map(read, paths)
+        for number, path in enumerate(paths, start=1):
+            if say is not None:
+                say(path, number)
+            traces.append(next(found))
     return combine_ranks(traces)
+
+
+class _Pool:
+    """Processes that read files; an error, or Ctrl-C, leaves the rest unread."""
+
+    def __init__(self, num_processes: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor  # here: one process needs neither
+        from multiprocessing import get_context
+
+        # Threads of numpy's libraries do not survive a fork.
+        self._executor = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def map(self, read: Callable[[Path], RankTrace], paths: Sequence[Path]) -> Iterator[RankTrace]:
+        from concurrent.futures.process import BrokenProcessPool
+
+        try:
+            yield from self._executor.map(read, paths)
+        except BrokenProcessPool:
+            raise TraceUnreadable(
+                "a process that read traces was killed, probably for want of memory: use fewer --jobs"
+            ) from None
 
 
 def combine_ranks(traces: Sequence[RankTrace]) -> JobTrace:

@@ -270,7 +270,7 @@ def describe_traces(view: TraceView) -> Document:
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(
             "Idle time",
-            make_idle_table(view) if view.has_device else None,
+            make_idle_table(view) if view.has_device and view.counted else None,
             make_launches_table(view),
             make_queues_table(view),
             make_gaps_table(view),

@@ -71,7 +71,7 @@ class TraceView:
 
     @cached_property
     def counted(self) -> dict[int, Counted]:
-        return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items()}
+        return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items() if trace.counted}
 
     @cached_property
     def matching(self) -> Matching | None:

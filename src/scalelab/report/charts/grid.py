@@ -35,10 +35,11 @@ def plot_grid(
     rows: Rows,
     caption: str = "",
     extra: Mapping[str, str] | None = None,
+    cell_height: int = CELL_HEIGHT,
 ) -> Chart | None:
     """One cell for every combination of an x and a y; None unless both have two values and two cells a number.
 
-    `extra`: further fields in the tooltip of a failed cell, by title.
+    `extra`: further fields in the tooltip of a failed cell, by title. Cells below `CELL_HEIGHT` have no numbers.
     """
     columns, lines = _list_names(rows, x), _list_names(rows, y)
     known = [row for row in rows if read_number(row, value.field) is not None]
@@ -51,7 +52,11 @@ def plot_grid(
     tooltip = encode_tooltip((x, y, value), {})[1:]
     failed = encode_tooltip((x, y), {"status": "status", **(extra or {})})[1:]
     layers = _list_layers(values, {"x": across, "y": down}, value, plotted, (tooltip, failed), is_log=is_log)
-    spec = make_spec(layers, height=max(80, CELL_HEIGHT * len(lines)))
+    if cell_height < CELL_HEIGHT:
+        for place in (across, down):
+            place["axis"]["labelOverlap"] = True
+        layers = [layer | {"mark": {"type": "rect"}} for layer in layers[:1]]
+    spec = make_spec(layers, height=max(80, cell_height * len(lines)))
     return Chart(title=title, caption=caption, spec=spec)
 
 

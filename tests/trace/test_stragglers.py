@@ -1,0 +1,142 @@
+"""Stragglers of jobs whose causes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalelab.answers.trace.overview import describe_fleet, format_ranks
+from scalelab.answers.trace.view import TraceView
+from scalelab.trace.job_trace import JobTrace, read_ranks
+from scalelab.trace.stragglers import Fleet, build_replay, inspect_fleet
+from tests.trace.build import TraceBuilder
+
+OWN_US, TRANSFER_US, STEPS = 100.0, 20.0, 4
+ROW, HOST = 4, 2
+
+
+class FleetBuilder(TraceBuilder):
+    """A rank of a mesh of 16: all-to-alls in rows, all-reduces in columns, two ranks on a host."""
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        row, column = divmod(self.rank, ROW)
+        rows, columns = list(range(row * ROW, (row + 1) * ROW)), list(range(column, self.num_ranks, ROW))
+        return {f"mesh_ep {row}": rows, f"mesh_pp {column}": columns}
+
+    @property
+    def header(self) -> dict[str, Any]:
+        groups = [
+            {"pg_name": name, "pg_desc": name.split()[0], "pg_size": len(ranks), "ranks": ranks}
+            for name, ranks in self.groups.items()
+        ]
+        header = super().header | {"host_name": f"node{self.rank // HOST}"}
+        header["distributedInfo"]["pg_config"] = groups
+        return header
+
+
+def build_fleet(directory: Path, slow: Mapping[int, float], slow_link: int = -1, noise: float = 0.01) -> Sequence[Path]:
+    """Every step: own time, an all-to-all of the row, own time, an all-reduce of the column."""
+    generator = np.random.default_rng(3)
+    builders = [FleetBuilder(rank=rank, num_ranks=16) for rank in range(16)]
+    now = np.zeros(16)
+    factor = np.array([slow.get(rank, 1.0) for rank in range(16)])
+    for step in range(STEPS):
+        for place, kind in enumerate(("all_to_all", "allreduce")):
+            now = now + OWN_US * factor * (1 + noise * generator.standard_normal(16))
+            ends = now.copy()
+            for members in {tuple(list(builder.groups.values())[place]) for builder in builders}:
+                length = TRANSFER_US * (2.0 if slow_link in members else 1.0)
+                ends[list(members)] = now[list(members)].max() + length
+            for builder in builders:
+                low, high = round(now[builder.rank], 3), round(ends[builder.rank], 3)
+                group, ranks = list(builder.groups.items())[place]
+                args = {"Group size": len(ranks), "Process Group Name": group}
+                builder.collective(kind, low, round(high - low, 3), correlation=2 * step + place + 1, **args)
+                builder.launch("cudaLaunchKernel", low - 5, 1, correlation=2 * step + place + 1)
+            now = ends
+    for step in range(STEPS):
+        for builder in builders:
+            builder.step(step, step * now.max() / STEPS, now.max() / STEPS - 1)
+    return [builder.write(directory / f"rank{builder.rank}.json") for builder in builders]
+
+
+def inspect(directory: Path, slow: Mapping[int, float], slow_link: int = -1, noise: float = 0.01) -> Fleet:
+    fleet = inspect_fleet(read_ranks(build_fleet(directory, slow, slow_link, noise)))
+    assert fleet is not None
+    return fleet
+
+
+def test_a_slow_rank_a_slow_host_and_a_slow_link_are_told_apart(tmp_path: Path) -> None:
+    fleet = inspect(tmp_path, {5: 1.3, 12: 1.2, 13: 1.2}, slow_link=10)
+    assert {(one.kind, one.name, one.ranks) for one in fleet.stragglers} == {
+        ("rank", "rank 5", (5,)),
+        ("host", "host node6", (12, 13)),
+        ("link", "link of rank 10", (10,)),
+    }
+    slower = {one.kind: one.slower for one in fleet.stragglers}
+    assert slower == pytest.approx({"rank": 0.3, "host": 0.2, "link": 1.0}, abs=0.03)
+    assert fleet.saved > max(one.saved for one in fleet.stragglers)
+
+
+def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
+    fleet = inspect(tmp_path, {}, noise=0.03)
+    assert fleet.stragglers == ()
+    assert [(one.name, len(one.ranks)) for one in fleet.alike] == [("usual", 16)]
+    assert 0 < fleet.saved_if_equal < 0.1
+
+
+def test_the_job_without_its_slow_rank_is_replayed_exactly(tmp_path: Path) -> None:
+    (one,) = inspect(tmp_path, {5: 1.5}, noise=0.0).stragglers
+    # The first own time lies before the recording: 7 own times and 8 transfers remain, of which 7 are longer.
+    measured, without = 7 * 1.5 * OWN_US + 8 * TRANSFER_US, 7 * OWN_US + 8 * TRANSFER_US
+    origin = 0.5 * OWN_US  # the first to arrive was there so much earlier
+    assert one.saved == pytest.approx(1 - (without + origin) / (measured + origin), abs=0.002)
+
+
+def test_a_stage_is_named_where_all_of_it_is_slow(tmp_path: Path) -> None:
+    (one,) = inspect(tmp_path, dict.fromkeys(range(4, 8), 1.2)).stragglers
+    assert (one.kind, one.name, one.ranks) == ("stage", "stage 1", (4, 5, 6, 7))
+
+
+def test_a_replay_of_what_was_measured_gives_what_was_measured(tmp_path: Path) -> None:
+    job = read_ranks(build_fleet(tmp_path, {5: 1.3}))
+    assert job.matching is not None
+    replay = build_replay(job.matching.groups, job.by_rank)
+    ends = [group.end_ns.max() for group in job.matching.groups]
+    starts = [group.start_ns.min() for group in job.matching.groups]
+    assert replay.run(replay.own, replay.tail) == pytest.approx(max(ends) - min(starts), abs=1)
+
+
+def test_several_processes_read_the_same(tmp_path: Path) -> None:
+    files, said = build_fleet(tmp_path, {}), list[int]()
+    jobs = [read_ranks(files, num_processes=n, say=lambda _, number: said.append(number)) for n in (1, 2)]
+    assert said == [*range(1, 17)] * 2
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # it would end with this process
+    alone, together = ([(t.rank, t.breakdown, list(t.collectives)) for t in job.ranks] for job in jobs)
+    assert alone == together
+
+
+def test_the_overview_says_who_is_slow(tmp_path: Path) -> None:
+    job = read_ranks(build_fleet(tmp_path, {5: 1.3}))
+    document = describe_fleet(TraceView(job=job))
+    first = document.findings[0]
+    assert (first.kind, first.subject) == ("trace-straggler", "rank 5")
+    assert document.sections[0].heading == "Stragglers"
+    assert len(document.sections[0].charts) == 1
+    clean = describe_fleet(TraceView(job=replace_ranks(job, job.ranks[:1])))
+    assert all(finding.kind != "trace-straggler" for finding in clean.findings)
+
+
+def replace_ranks(job: JobTrace, ranks: Sequence[Any]) -> JobTrace:
+    return replace(job, ranks=tuple(ranks))
+
+
+def test_ranks_are_written_as_ranges() -> None:
+    assert format_ranks([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
