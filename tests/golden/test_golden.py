@@ -91,7 +91,6 @@ CHECKS = "'Checks of the published numbers' (row, holds, check)"
 CORRECTED = {
     "reproducibility": ("'Ways to time a step' (way, step_seconds, against_last, reach): row 4, reach",),
     "reproduce-gpt2": (
-        "'Allocated by torch' (what, ours, published): row 4 is lost ('reserved − after the step'",
         f"{LOSSES}: row 3, published: 7.9705",
         f"{LOSSES}: row 5, published: None",
     ),

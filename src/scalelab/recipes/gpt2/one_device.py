@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -75,7 +75,7 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             Compared("peak", measured.peak_bytes, None),
             compare_megabytes("estimate: 16 bytes per parameter", estimate, published.ESTIMATED_MEGABYTES["together"]),
             compare_megabytes("after the step", left, published.ALLOCATED_MEGABYTES),
-            compare_difference(above),
+            *list_differences(above),
             compare_megabytes("reserved", reserved, published.RESERVED_MEGABYTES),
         ]
         main = Main("bytes", "allocated after the step", *lines[2][1:])
@@ -120,12 +120,13 @@ def say_signed(num_bytes: float) -> str:
     return f"{say('bytes', abs(num_bytes))} {'more' if num_bytes >= 0 else 'less'}"
 
 
-def compare_difference(above: float | None) -> Compared:
-    """Allocated against estimated, the other way round where the estimate is more: bytes are at least 0."""
-    megabytes = published.ABOVE_ESTIMATE_MEGABYTES
-    if above is not None and above < 0:
-        return Compared("estimate − after the step", -above, -megabytes * published.MEGABYTE, f"−{megabytes:.2f} MB")
-    return compare_megabytes("after the step − estimate", above, megabytes)
+def list_differences(above: float | None) -> Iterator[Compared]:
+    """Allocated against estimated; ours the other way round where the estimate is more, as bytes are at least 0."""
+    is_less = above is not None and above < 0
+    what = "after the step − estimate"
+    yield compare_megabytes(what, None if is_less else above, published.ABOVE_ESTIMATE_MEGABYTES)
+    if above is not None and is_less:
+        yield Compared("estimate − after the step", -above, None)
 
 
 def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:
