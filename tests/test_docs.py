@@ -41,6 +41,7 @@ from scalelab.trace.hta import HtaBreakdown
 from scalelab.trace.job_trace import read_ranks
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES
+from scalelab.workloads.workload import Workload
 from tests.answers.traces import build_rank
 from tests.worker.trials import launch, make_trial
 
@@ -353,6 +354,13 @@ def test_what_build_may_take_is_listed() -> None:
     text = (DOCS / "how-to" / "own-model.md").read_text(encoding="utf-8")
     table = text.split("## What build may take")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CONTEXT_NAMES)
+
+
+def test_what_build_may_return_is_listed() -> None:
+    text = (DOCS / "how-to" / "own-model.md").read_text(encoding="utf-8")
+    table = text.split("## What build returns")[1].split("\n## ")[0]
+    known = [field.name for field in dataclasses.fields(Workload) if field.name != "shuffle"]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(known)
 
 
 def test_every_column_kind_and_status_of_a_run_is_listed() -> None:

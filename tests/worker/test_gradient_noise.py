@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_gradient_that_is_no_number_is_unknown() -> None:
 def test_steps_of_one_pass_and_sharded_gradients_are_refused() -> None:
     training = make_training(draw(4))
     with pytest.raises(UsageError, match="--micro-batch"):
-        GradientNoise(make_trial(strategy="single", num_ranks=1), training)
+        GradientNoise(make_trial(strategy="single", num_ranks=1), replace(training, accumulation=1))
     sharded = make_trial(strategy="fsdp-full", shape=StepShape(micro_batch=1))
     with pytest.raises(UsageError, match="fsdp-full shards them"):
         GradientNoise(sharded, training)

@@ -204,7 +204,7 @@ def test_a_saved_state_is_restored_to_the_last_bit(name: str) -> None:
     training = make_training(OPTIMIZERS[name])
     step(training)
     before = spell_state(training)
-    saved = SavedState([training.model], training.optimizer)
+    saved = SavedState([training.model], training.optimizers)
     for _ in range(3):
         step(training)
     assert not is_equal(spell_state(training), before)
@@ -219,7 +219,7 @@ def test_training_goes_on_from_a_restored_state_as_if_nothing_had_been(name: str
         training = make_training(OPTIMIZERS[name])
         for number in range(4):
             if has_detour and number == 2:
-                saved = SavedState([training.model], training.optimizer)
+                saved = SavedState([training.model], training.optimizers)
                 step(training)
                 step(training)
                 saved.restore()
@@ -231,7 +231,7 @@ def test_training_goes_on_from_a_restored_state_as_if_nothing_had_been(name: str
 def test_a_state_saved_before_the_first_step_is_restored_too() -> None:
     training = make_training(torch.optim.Adam)
     before = spell_state(training)
-    saved = SavedState([training.model], training.optimizer)
+    saved = SavedState([training.model], training.optimizers)
     step(training)
     saved.restore()
     assert is_equal(spell_state(training), before)
@@ -240,7 +240,7 @@ def test_a_state_saved_before_the_first_step_is_restored_too() -> None:
 def test_restoring_twice_is_restoring_once() -> None:
     training = make_training(torch.optim.Adam)
     step(training)
-    saved, before = SavedState([training.model], training.optimizer), spell_state(training)
+    saved, before = SavedState([training.model], training.optimizers), spell_state(training)
     for _ in range(2):
         step(training)
         saved.restore()
@@ -285,8 +285,8 @@ def test_a_state_that_does_not_fit_into_memory_is_none(monkeypatch: pytest.Monke
     training = build()
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "to", refuse)
-        assert SavedState.copy_of([training.model], training.optimizer) is None
-    assert SavedState.copy_of([training.model], training.optimizer) is not None
+        assert SavedState.copy_of([training.model], training.optimizers) is None
+    assert SavedState.copy_of([training.model], training.optimizers) is not None
 
 
 def test_a_model_is_trained_even_if_build_left_it_in_evaluation_mode() -> None:

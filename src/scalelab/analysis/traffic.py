@@ -11,6 +11,7 @@ model and its root) that are sharded one by one:
     fsdp2          as fsdp-full; without resharding after forward, as fsdp-grad-op
     synchronized   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
     batch norm     channels; all-reduce of two sums per channel in backward: 2C numbers
+    clipping       of sharded gradients: all-reduce of one number, the square of their norm, before the update
 
 One rank sends at least (Patarasuk & Yuan 2009, ring all-reduce) 2·M·(N − 1)/N bytes for an all-reduce of M bytes,
 M·(N − 1)/N for an all-gather or a reduce-scatter, and on average M·(N − 1)/N for a broadcast.
@@ -68,7 +69,9 @@ def expect_messages(
         for send in find_strategy(strategy).sends
         if _is_sized(send, spreading, accumulation) and getattr(spreading, send.option, True)
     ]
-    return [message for message in (*sent, *_expect_norms(basis, num_ranks, accumulation)) if message.payload_bytes]
+    clipping = _expect("all_reduce", "gradient norm", "optimizer", basis.clip_bytes, 1)
+    every = (*sent, *_expect_norms(basis, num_ranks, accumulation), clipping)
+    return [message for message in every if message.payload_bytes]
 
 
 def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:

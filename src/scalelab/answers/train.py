@@ -240,7 +240,8 @@ def summarise(arm: Arm) -> Iterator[Finding]:
     if tests:
         last = tests[-1]
         right = "" if last.accuracy is None else f", accuracy {format_quantity('accuracy', last.accuracy)}"
-        text = f"Test loss after step {last.step}: {format_loss(last.loss)}{right}."
+        more = "".join(f", {name} {value:.4g}" for name, value in last.metrics.items())
+        text = f"Test loss after step {last.step}: {format_loss(last.loss)}{right}{more}."
         yield ACCURACY(arm.label, text, accuracy=last.accuracy, loss=last.loss, step=last.step)
     if arm.is_measured:
         wall = sum(result.wall_seconds for result in arm.results)

@@ -301,7 +301,9 @@ def describe_line(point: CurvePoint) -> str:
     what = "test" if point.is_evaluation else "step"
     since = "" if point.elapsed_seconds is None else f"  at {format_seconds(point.elapsed_seconds)}"
     time = f"{format_seconds(point.seconds)}{since}"
-    return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  loss {format_loss(point.loss)}{accuracy}{rate}  {time}"
+    more = "".join(f"  {name} {value:.4g}" for name, value in point.metrics.items())
+    score = f"loss {format_loss(point.loss)}{accuracy}{more}"
+    return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  {score}{rate}  {time}"
 
 
 def _say(words: str) -> None:

@@ -109,7 +109,7 @@ def find_own_workload(store: RunStore) -> Path | None:
     """The file of the user's own workload; None for a built-in one."""
     workload = store.trials()[0].workload
     file, colon, _ = workload.rpartition(":")
-    return Path(file) if colon else None
+    return Path(file) if colon and Path(file).is_absolute() else None
 
 
 def find_own_study(store: RunStore) -> Path | None:

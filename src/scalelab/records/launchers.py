@@ -159,3 +159,18 @@ def load(target: str) -> Any:
     """What `module:name` says."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNote:
+    """What is known of the batch job that was to run one trial."""
+
+    scheduler: str
+    """slurm, pbs or lsf."""
+    job: str = ""
+    """Its number there; empty: the batch system took none."""
+    may_come: bool = False
+    """Whether the trial can still run: it never started, because its job was rejected or cancelled."""
+
+    def __str__(self) -> str:
+        return f"job {self.job} ({self.scheduler})" if self.job else f"a job of {self.scheduler}"

@@ -10,6 +10,7 @@ clean steps: after them, in steps of its own, or outside the ranks.
     utilization      how busy every core or GPU is over time, seen from outside the ranks
     replicas         what every replica of dp holds
     gradient_noise   how much gradients of samples differ: the simple noise scale of a training
+    flops            floating-point operations of a step, where the workload does not say them
     mpi              who every rank is by MPI itself, where a cluster's launcher starts the ranks
 """
 
@@ -21,27 +22,12 @@ from typing import Literal, NamedTuple
 
 Instrument = Literal[
     "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms",
-    "shapes",
+    "shapes", "flops",
 ]  # fmt: skip
 
 
 NUM_LOOKED_AT = 8
 """Batches whose shapes are compared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchNote:
-    """What is known of the batch job that was to run one trial."""
-
-    scheduler: str
-    """slurm, pbs or lsf."""
-    job: str = ""
-    """Its number there; empty: the batch system took none."""
-    may_come: bool = False
-    """Whether the trial can still run: it never started, because its job was rejected or cancelled."""
-
-    def __str__(self) -> str:
-        return f"job {self.job} ({self.scheduler})" if self.job else f"a job of {self.scheduler}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +82,8 @@ class MessageBasis:
     """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
     norm_channels: tuple[int, ...] = ()
     """Of each synchronized batch norm."""
+    clip_bytes: int = 0
+    """Of the norm of sharded gradients, which ranks add up to clip them; 0: they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +158,8 @@ class CurvePoint:
     compute_seconds: float | None = None
     """Of an epoch: its steps without the wait for their batches."""
     is_evaluation: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the evaluation of a workload of one's own gives besides loss and accuracy, by name."""
     is_epoch: bool = False
     """Whether it is about all training steps of an epoch: mean loss, accuracy."""
     small_gradient_square: float | None = None
@@ -354,6 +344,11 @@ class RankReport:
     """How many different shapes `NUM_LOOKED_AT` batches had; None: not looked at."""
     shuffle: str = ""
     """How the samples of its training are shuffled, in words, where that is not fully."""
+    num_passes: int | None = None
+    """Forward passes of one turn of a step; None: those of the plan."""
+    tokens_per_sample: float | None = None
+    flops_per_sample: float | None = None
+    """As the workload says, or as counted; None: neither."""
     traced_steps: tuple[TracedStep, ...] = ()
     """What the trace of the profiled steps says, one by one; see `trace/`."""
     traced_operators: tuple[TracedOperator, ...] = ()

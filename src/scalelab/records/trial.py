@@ -26,8 +26,8 @@ import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.launchers import LauncherName
-from scalelab.records.observations import BatchNote, CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
+from scalelab.records.launchers import BatchNote, LauncherName
+from scalelab.records.observations import CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import (
     Bind,

@@ -96,14 +96,11 @@ class BatchSize(SweepStudy):
             return f"batch {min(full)} was out of memory, and {trial.batch_per_rank} is larger"
         return None
 
-    @property
-    def _unit(self) -> str:
-        return name_samples(self.job)
-
     def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
         first = next(iter(sweep.measured), None)
         yield step_column()
-        yield rate_column(f"{self._unit}_per_second", f"{self._unit}/s", measure_rate)
+        unit = name_samples(self.job, sweep.rows)
+        yield rate_column(f"{unit}_per_second", f"{unit}/s", measure_rate)
         yield ratio_column("gain", f"× {first.label if first else 'first'}", lambda arm: compare_rates(arm, first))
         yield memory_column()
         if find_limit(sweep) is not None:
@@ -113,7 +110,7 @@ class BatchSize(SweepStudy):
         yield "×: throughput, round by round; peak memory is the row's own"
 
     def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
-        yield draw_throughput(sweep, fit_sweep(sweep), self._unit)
+        yield draw_throughput(sweep, fit_sweep(sweep), name_samples(self.job, sweep.rows))
         yield draw_memory(table, find_limit(sweep))
 
     def list_sections(self, sweep: Sweep) -> Iterable[Section]:
@@ -136,8 +133,8 @@ class BatchSize(SweepStudy):
         if not measured:
             return
         best = max(measured, key=lambda arm: measure_rate(arm).value)
-        rate = measure_rate(best)
-        text = f"Throughput is highest at {best.label} per rank: {format_quantity('rate', rate)} {self._unit}/s."
+        rate, unit = measure_rate(best), name_samples(self.job, sweep.rows)
+        text = f"Throughput is highest at {best.label} per rank: {format_quantity('rate', rate)} {unit}/s."
         if not is_known(rate):
             text = "Which batch has the highest throughput is unknown: the intervals are wider than the numbers."
         yield HIGHEST_THROUGHPUT(best.label, text, batch=best.trial.batch_per_rank, per_second=rate)

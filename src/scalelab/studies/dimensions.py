@@ -49,6 +49,7 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.studies.shared.variations import Variation, read_base, read_variations
 from scalelab.studies.shared.work import (
+    count_if_own,
     count_operations,
     count_parameters,
     operations_column,
@@ -143,8 +144,8 @@ class Dimensions(SweepStudy):
 
     def list_rows(self) -> Iterator[Configuration]:
         """The base, and one row for every set of values that is not its own."""
-        yield self.configure(BASE, self.batch_per_rank, self.job)
-        names: set[str] = set()
+        names, counted = set[str](), count_if_own(self.job)
+        yield replace(self.configure(BASE, self.batch_per_rank, self.job), instruments=counted)
         for changes in self._list_changes():
             options = {name: value for variation, value in changes for name, value in variation.assign(value).items()}
             if options == read_base(options, self.job):
@@ -152,12 +153,10 @@ class Dimensions(SweepStudy):
             label = ", ".join(f"{variation.label} = {value}" for variation, value in changes)
             name = "-".join(f"{'.'.join(variation.names)}-{_clean(value)}" for variation, value in changes)
             if name in names:
-                raise UsageError(
-                    f"--vary: two rows would be called {name}: use values that differ in letters or digits"
-                )
+                raise UsageError(f"--vary: two rows would be called {name}: use values with other letters or digits")
             names.add(name)
             job = replace(self.job, options={**self.job.options, **options}, sees_failure=True)
-            yield self.configure(name, self.batch_per_rank, job, label=label)
+            yield replace(self.configure(name, self.batch_per_rank, job, label=label), instruments=counted)
 
     def _list_changes(self) -> Iterator[tuple[tuple[Variation, Option], ...]]:
         pairs = [[(variation, value) for value in variation.values] for variation in self.variations]

@@ -50,7 +50,7 @@ from scalelab.studies.shared.sweep import (
     step_column,
 )
 from scalelab.studies.shared.variations import parse_options
-from scalelab.studies.shared.work import count_operations, count_parameters, parameters_column
+from scalelab.studies.shared.work import count_if_own, count_operations, count_parameters, parameters_column
 from scalelab.units import format_bytes, format_known, format_quantity, format_share
 
 DOMINANT = FindingKind("dominant-part", "The largest part of a step, as the mean over ranks", MAIN, ("part", "share"))
@@ -347,7 +347,7 @@ class ModelSize(Study):
                     global_batch=self.global_batch,
                     job=job,
                     label=f"{text.replace(',', ' ')} × {num_ranks}",
-                    instruments=("counters",) if has_counters and num_ranks > 1 else (),
+                    instruments=(*(("counters",) if has_counters and num_ranks > 1 else ()), *count_if_own(job)),
                 )
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:

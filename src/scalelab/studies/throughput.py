@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
@@ -24,6 +24,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, memory_column, step_column
 from scalelab.studies.shared.work import (
+    count_if_own,
     count_parameters,
     count_tokens,
     measure_rate,
@@ -84,19 +85,17 @@ class Throughput(SweepStudy):
         return RUN
 
     def list_rows(self) -> Iterable[Configuration]:
-        yield self.configure(RUN, self.batch_per_rank, label=self.job.label)
+        row = self.configure(RUN, self.batch_per_rank, label=self.job.label)
+        yield replace(row, instruments=count_if_own(self.job))
 
     def list_settings(self) -> Iterable[str]:
         yield f"batch {self.batch_per_rank} per rank"
 
-    @property
-    def _unit(self) -> str:
-        return name_samples(self.job)
-
     def list_columns(self, sweep: Sweep) -> Iterable[Field[Arm]]:
         yield step_column()
         yield rate_column("steps_per_second", "steps/s", lambda arm: arm.step.map(lambda seconds: 1 / seconds))
-        yield rate_column(f"{self._unit}_per_second", f"{self._unit}/s", measure_rate)
+        unit = name_samples(self.job, sweep.rows)
+        yield rate_column(f"{unit}_per_second", f"{unit}/s", measure_rate)
         yield rate_column("stopwatch_rate", "over all steps", measure_total_rate)
         yield speed_column()
         yield memory_column()
@@ -105,12 +104,12 @@ class Throughput(SweepStudy):
     def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
         arm = sweep.reference
         if arm is not None and arm.is_measured and len(arm.completed) > 1:
-            yield draw_launches(arm, self._unit)
+            yield draw_launches(arm, name_samples(self.job, [arm]))
 
     def extrapolate(self, arm: Arm) -> Extrapolation | None:
         """What the larger model would need; None where nothing was measured, or samples have no tokens."""
         num_parameters = count_parameters(arm)
-        if not arm.is_measured or num_parameters is None or self._unit != "tokens":
+        if not arm.is_measured or num_parameters is None or name_samples(self.job, [arm]) != "tokens":
             return None
         return extrapolate_training(
             measure_rate(arm),
@@ -138,18 +137,19 @@ class Throughput(SweepStudy):
         if arm is None or not arm.is_measured:
             return
         rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
+        unit = name_samples(self.job, [arm])
         text = (
-            f"{arm.label} processes {format_quantity('rate', rate)} {self._unit}/s"
+            f"{arm.label} processes {format_quantity('rate', rate)} {unit}/s"
             f" ({format_quantity('rate', steps)} steps/s)."
         )
         samples = arm.step.map(lambda seconds: arm.step_samples / seconds)
-        tokens = rate if self._unit == "tokens" else None
+        tokens = rate if unit == "tokens" else None
         yield THROUGHPUT(arm.label, text, step_seconds=arm.step, samples_per_second=samples, tokens_per_second=tokens)
         speed, total = measure_speed(arm), measure_total_rate(arm)
         if speed is not None:
             text = f"That is {format_quantity('rate', speed)} FLOP/s, counting matrix products."
             yield SPEED(arm.label, text, per_second=speed)
-        text = f"{self._unit.capitalize()}/s over all timed steps, long ones included: {format_known('rate', total)}."
+        text = f"{unit.capitalize()}/s over all timed steps, long ones included: {format_known('rate', total)}."
         yield TOTAL_RATE(arm.label, text, per_second=total)
         yield from self._describe_future(self.extrapolate(arm))
 

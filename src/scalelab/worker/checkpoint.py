@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.agreement import list_checkpoints
@@ -43,7 +43,7 @@ from scalelab.worker.batches.stream import BatchStream
 from scalelab.worker.randomness import read_random_state, restore_random_state
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.ddp import find_hook_state
-from scalelab.worker.training import Training
+from scalelab.worker.training import Training, Turn
 
 MANIFEST = "manifest.json"
 LEAST_FREE_BYTES = 1 << 16
@@ -150,7 +150,7 @@ def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> 
         load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
         set_state_dict(
             training.model,
-            training.optimizer,
+            training.optimizers,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
@@ -177,7 +177,7 @@ def describe_job(trial: Trial) -> dict[str, Any]:
 def read_shared_state(training: Training) -> dict[str, Any]:
     """Model and optimizer, by names that do not depend on the strategy."""
     with quiet_checkpointing():
-        model, optimizer = get_state_dict(training.model, training.optimizer)
+        model, optimizer = get_state_dict(training.model, training.optimizers)
     return {"model": model, "optimizer": optimizer}
 
 
@@ -189,7 +189,7 @@ def read_own_state(training: Training) -> dict[str, Any]:
         "batches": training.batches.read_position(),
         "buffers": {name: buffer.detach().clone() for name, buffer in training.model.named_buffers()},
         "scaler": training.scaler.state_dict() if training.scaler else None,
-        "scheduler": read_schedule(training),
+        "scheduler": [read_schedule(turn.scheduler) for turn in training.list_turns()],
         "hook": read_hook_state(training),
     }
 
@@ -202,31 +202,35 @@ def restore_own_state(training: Training, state: dict[str, Any]) -> None:
             buffers[name].copy_(value)
     if training.scaler:
         training.scaler.load_state_dict(state["scaler"])
-    if training.scheduler:
-        training.scheduler.load_state_dict(state["scheduler"])
-        follow_schedule(training)
+    kept = state["scheduler"] if isinstance(state["scheduler"], list) else [state["scheduler"]]  # one until 0.1
+    for turn, schedule in zip(training.list_turns(), kept, strict=True):
+        if turn.scheduler is not None:
+            turn.scheduler.load_state_dict(schedule)
+            follow_schedule(turn)
     restore_hook_state(training, state["hook"])
     training.batches.go_to(state["batches"])
     restore_random_state(state["random"])
 
 
-def read_schedule(training: Training) -> dict[str, Any] | None:
-    """The state of the schedule without its functions."""
-    if training.scheduler is None:
+def read_schedule(scheduler: LRScheduler | None) -> dict[str, Any] | None:
+    """The state of a schedule without its functions."""
+    if scheduler is None:
         return None
-    return {name: value for name, value in training.scheduler.state_dict().items() if name != "lr_lambdas"} | {
-        "lr_lambdas": [None]
-    }
+    state: dict[str, Any] = scheduler.state_dict()
+    return state | ({"lr_lambdas": [None]} if "lr_lambdas" in state else {})
 
 
-def follow_schedule(training: Training) -> None:
-    """The learning rate of the next step by this run's schedule, which may be longer than the checkpoint's."""
-    scheduler = training.scheduler
-    assert isinstance(scheduler, LambdaLR)
-    for group, base, factor in zip(
-        training.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    ):
-        group["lr"] = base * factor(scheduler.last_epoch)
+def follow_schedule(turn: Turn) -> None:
+    """The learning rate of the next step by this run's schedule, which may be longer than the checkpoint's.
+
+    Schedules that `build` made have kept their rates with the optimizer.
+    """
+    scheduler = turn.scheduler
+    if isinstance(scheduler, LambdaLR):
+        for group, base, factor in zip(
+            turn.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * factor(scheduler.last_epoch)
 
 
 def read_hook_state(training: Training) -> dict[str, Any] | None:

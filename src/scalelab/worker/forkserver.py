@@ -11,13 +11,15 @@ for a measuring tool means the user's script; and its children outlive a killed 
 the pipe closes for whatever reason, all ranks are killed; when the forkserver itself is killed, the kernel kills the
 ranks (`PR_SET_PDEATHSIG`). Every rank leads a process group of its own, so that what it started ends with it.
 
-Nothing here may compute with torch before forking: its thread pools do not survive a fork.
+Nothing here may compute with torch before forking: its thread pools do not survive a fork. Libraries of models, such
+as transformers, are imported here too, the first time that a workload names them: they take longer than torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -34,9 +36,12 @@ import torch.distributed
 import torch.profiler
 
 from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file, name_rank_process
+from scalelab.records.schema import read_trial
 from scalelab.records.strategies import STRATEGIES
+from scalelab.worker.models.libraries import load_classes
 from scalelab.worker.strategies.apply import load_strategy
 from scalelab.worker.worker import run_rank
+from scalelab.workloads.source import is_in_library, list_library_names
 
 
 class ForkServer:
@@ -46,6 +51,8 @@ class ForkServer:
         self._requests = requests
         self._events = events
         self._children: set[int] = set()
+        self._loaded: set[str] = set()
+        """Workloads whose libraries are imported."""
 
     def serve(self) -> None:
         """Serve until the parent closes its end, then clean up."""
@@ -77,6 +84,7 @@ class ForkServer:
 
     def _launch(self, request: dict[str, Any]) -> None:
         listener = None
+        self._load_libraries(Path(request["directory"]))
         try:
             if request["needs_rendezvous"]:
                 listener = socket.create_server(("127.0.0.1", request["port"]), backlog=1024)
@@ -98,6 +106,18 @@ class ForkServer:
             listener.close()
         self._children.update(pids)
         self._send({"launched": {"pids": pids}})
+
+    def _load_libraries(self, directory: Path) -> None:
+        """Import once what every rank would: the libraries of models that a workload names. Ranks report errors."""
+        with contextlib.suppress(Exception), open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
+            workload = read_trial(directory).workload
+            if workload in self._loaded:
+                return
+            self._loaded.add(workload)
+            with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+                load_libraries(workload)
+            gc.collect()
+            gc.freeze()
 
     def _fork(self, assignment: Assignment, *, is_fresh: bool) -> int:
         server = os.getpid()
@@ -163,6 +183,18 @@ def start_anew(assignment: Assignment, server: int) -> None:
     if assignment.rank == 0 and assignment.listen_fd is not None:
         os.set_inheritable(assignment.listen_fd, True)
     os.execv(sys.executable, name_rank_process(assignment, server))
+
+
+def load_libraries(workload: str) -> None:
+    """Import the libraries of models that a workload uses; never the user's own file, which may change."""
+    if is_in_library(workload):
+        load_classes(workload)
+        return
+    file, colon, _ = workload.rpartition(":")
+    for module, names in list_library_names(Path(file)).items() if colon else ():
+        found = importlib.import_module(module)
+        for name in names:
+            getattr(found, name, None)
 
 
 def find_loopback() -> str:

@@ -19,6 +19,7 @@ import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -148,10 +149,10 @@ class SavedState:
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, others: Iterable[Any] = ()
+        self, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], others: Iterable[Any] = ()
     ) -> None:
-        self._optimizer = optimizer
-        self._keys = {parameter: set(state) for parameter, state in self._optimizer.state.items()}
+        self._optimizers = list(optimizers)
+        self._keys = {parameter: set(state) for one in self._optimizers for parameter, state in one.state.items()}
         self._tensors = [tensor for one in modules for tensor in (*one.parameters(), *one.buffers())]
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
         if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
@@ -162,17 +163,18 @@ class SavedState:
             for state, key, value in self._optimizer_values()
             if not isinstance(value, torch.Tensor)
         ]
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        self._groups = [(group, {key: group[key] for key in group if key != "params"}) for group in groups]
         self._others = [(part, part.state_dict()) for part in others if part]
         self._random = read_random_state()
 
     @classmethod
     def copy_of(
-        cls, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, others: Iterable[Any] = ()
+        cls, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], others: Iterable[Any] = ()
     ) -> SavedState | None:
         """The state now; None when there is no memory for a copy."""
         try:
-            return cls(modules, optimizer, others)
+            return cls(modules, optimizers, others)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return None
@@ -184,19 +186,21 @@ class SavedState:
                 tensor.copy_(saved)
         for state, key, value in self._scalars:
             state[key] = value
-        for parameter, state in list(self._optimizer.state.items()):
-            for key in state.keys() - self._keys.get(parameter, set()):
-                del state[key]
-            if parameter not in self._keys:
-                del self._optimizer.state[parameter]
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            for parameter, state in list(optimizer.state.items()):
+                for key in state.keys() - self._keys.get(parameter, set()):
+                    del state[key]
+                if parameter not in self._keys:
+                    del optimizer.state[parameter]
+        for group, settings in self._groups:
+            group.update(settings)
         for part, kept in self._others:
             part.load_state_dict(kept)
         restore_random_state(self._random)
 
     def _optimizer_values(self) -> list[tuple[dict[str, Any], str, Any]]:
-        return [(state, key, state[key]) for state in self._optimizer.state.values() for key in state]
+        states = [state for one in self._optimizers for state in one.state.values()]
+        return [(state, key, state[key]) for state in states for key in state]
 
 
 class RawStep(NamedTuple):
@@ -241,7 +245,8 @@ def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
     is_on_cpu = next(training.model.parameters()).device.type == "cpu"
-    with StallClock(is_wanted=is_on_cpu) as stalls, ReadyClock(training.model, stalls) as ready:
+    watched = nn.Module() if training.turns else training.model  # of several turns there is no one last gradient
+    with StallClock(is_wanted=is_on_cpu) as stalls, ReadyClock(watched, stalls) as ready:
         for _ in range(num_steps):
             training.synchronize()
             clock = PhaseClock(training.synchronize, stalls.read)
@@ -288,27 +293,31 @@ def run_comm_free_steps(training: Training, num_steps: int, raw: list[RawStep]) 
     out of memory. They also skip it if a rank has only a shard of the gradients and cannot update without
     communication.
     """
-    if not can_update_without_sync(training.model):
+    if not all(map(can_update_without_sync, training.parts)):
         return
-    saved = SavedState.copy_of([training.model], training.optimizer, (training.scheduler, training.scaler))
+    others = [*(turn.scheduler for turn in training.list_turns()), training.scaler]
+    saved = SavedState.copy_of([training.model], training.optimizers, others)
     device = next(training.model.parameters()).device
     if not is_so_everywhere(saved is not None, device):
         return
     assert saved is not None
     is_done = True
     try:
-        with without_sync(training.model):
+        with ExitStack() as held:
+            for part in training.parts:
+                held.enter_context(without_sync(part))
             run_clean_steps(training, 1, [])
             run_clean_steps(training, num_steps, raw)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         is_done = False
-        training.optimizer.zero_grad()
+        for optimizer in training.optimizers:
+            optimizer.zero_grad()
     is_done = is_so_everywhere(is_done, device)
     if not is_done:
         raw.clear()
-    if looks_for_unused(training.model):
+    if any(map(looks_for_unused, training.parts)):
         settle_reducer(training)
     saved.restore()
 

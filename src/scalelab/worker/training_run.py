@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -53,6 +53,8 @@ class Score:
     loss: float
     accuracy: float | None
     """The share of right answers; None where the output has no classes."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the workload's own evaluation gives besides."""
 
 
 class OutputTap:
@@ -90,15 +92,31 @@ def evaluate(training: Training, tap: OutputTap) -> Score:
     totals = [0.0, 0.0, 0.0, 0.0]
     move = training.move or (lambda batch: batch)
     with untouched_randomness(), eval_mode(training.model), torch.no_grad():
+        if training.evaluate is not None:
+            return evaluate_by(training.evaluate, training, move)
         for raw in take_together(training):
             batch = move(raw)
-            num_samples = count_samples(batch) or 1
+            num_samples = count_samples(batch, training.batch_dim) or 1
             loss = training.loss(training.model, batch).item()
             right, answers = count_right(tap.output, batch)
             for index, value in enumerate((loss * num_samples, num_samples, right, answers)):
                 totals[index] += value
         tap.output = None
     return gather_score(training, totals)
+
+
+def evaluate_by(function: Callable[..., Any], training: Training, move: Callable[[Any], Any]) -> Score:
+    """The numbers of the workload's own evaluation: the mean over batches, by their samples, and over ranks."""
+    sums, weight = dict[str, float](), 0.0
+    for raw in take_together(training):
+        found = function(training.model, move(raw))
+        num_samples = count_samples(raw, training.batch_dim) or 1
+        weight += num_samples
+        for name, value in (found if isinstance(found, Mapping) else {"loss": found}).items():
+            sums[name] = sums.get(name, 0.0) + float(value) * num_samples
+    *totals, weight = sum_over_ranks(training, [*(sums[name] for name in sorted(sums)), weight])
+    means = {name: total / weight for name, total in zip(sorted(sums), totals, strict=True)}
+    return Score(loss=means.pop("loss", math.nan), accuracy=means.pop("accuracy", None), metrics=means)
 
 
 def take_together(training: Training) -> Iterator[Any]:
@@ -125,13 +143,16 @@ def take_together(training: Training) -> Iterator[Any]:
 
 def gather_score(training: Training, totals: list[float]) -> Score:
     """Sum over ranks: weighted losses, weights, right answers, answers."""
-    if dist.is_initialized():
-        device = next(training.model.parameters()).device
-        summed = torch.tensor(totals, dtype=torch.float64, device=device)
-        dist.all_reduce(summed)
-        totals = summed.tolist()
-    loss, weight, right, answers = totals
+    loss, weight, right, answers = sum_over_ranks(training, totals)
     return Score(loss=loss / weight if weight else float("nan"), accuracy=right / answers if answers else None)
+
+
+def sum_over_ranks(training: Training, totals: list[float]) -> list[float]:
+    if not dist.is_initialized():
+        return totals
+    summed = torch.tensor(totals, dtype=torch.float64, device=next(training.model.parameters()).device)
+    dist.all_reduce(summed)
+    return [float(total) for total in summed]
 
 
 @contextmanager
@@ -153,10 +174,10 @@ class GradientNoise:
     """
 
     def __init__(self, trial: Trial, training: Training) -> None:
-        if trial.accumulation < 2:
+        if training.accumulation < 2 or training.turns:
             raise UsageError(
-                f"the gradient noise scale needs at least two passes per step, and a step of {trial.batch_per_rank}"
-                " samples has one: set --micro-batch to at most half of that"
+                "the gradient noise scale needs one update of at least two passes per step, and a step of"
+                f" {trial.batch_per_rank} samples has not: set --micro-batch to at most half of that"
             )
         if find_strategy(trial.strategy).wraps_blocks:
             raise UsageError(
@@ -236,13 +257,7 @@ class TrainingLoop:
     """One rank's part of a training run."""
 
     def __init__(
-        self,
-        trial: Trial,
-        run: TrainingRun,
-        training: Training,
-        rank: int,
-        directory: Path,
-        samples: list[StepSample],
+        self, trial: Trial, run: TrainingRun, training: Training, rank: int, directory: Path, samples: list[StepSample]
     ) -> None:
         assert isinstance(training.batches, BatchStream)
         self._trial, self._settings, self._training = trial, run, training
@@ -365,6 +380,7 @@ class TrainingLoop:
             seconds=seconds,
             elapsed_seconds=perf_counter() - self._epoch.origin,
             is_evaluation=rate is None,
+            metrics={name: value for name, value in score.metrics.items() if math.isfinite(value)},
             small_gradient_square=self._noise.small if self._noise and rate is not None else None,
             large_gradient_square=self._noise.large if self._noise and rate is not None else None,
         )

@@ -16,7 +16,7 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -119,7 +119,7 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
                 trial = read_from_set(trial, dataset, report.rank, directory)
             training, watch, report = _build(trial, assignment, device, directory, report)
             report = _run_plan(plan, training, directory, report, lines, device)
-            report = replace(report, optimizer_bytes=count_state_bytes(training.optimizer))
+            report = replace(report, optimizer_bytes=count_state_bytes(training.optimizers))
             report = _leave(training, watch, look(trial, training, directory, report))
         case Script() as script:
             device = prepare_process(trial, assignment)
@@ -171,7 +171,15 @@ def _build(
         clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
         own_cores(training.model, share_cores(trial, assignment), clock)
     buffers = sum(buffer.nbytes for buffer in training.model.buffers())
-    report = replace(report, num_parameters=training.num_parameters, buffer_bytes=buffers, shuffle=training.shuffle)
+    report = replace(
+        report,
+        num_parameters=training.num_parameters,
+        num_passes=training.accumulation,
+        tokens_per_sample=training.tokens_per_sample,
+        flops_per_sample=training.flops_per_sample,
+        buffer_bytes=buffers,
+        shuffle=training.shuffle,
+    )
     if dist.is_initialized():
         dist.barrier()
     gc.collect()
@@ -291,9 +299,10 @@ def read_peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def count_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the tensors in its state, of this rank's piece where they are sharded."""
-    return sum(tensor.nbytes for state in optimizer.state.values() for tensor in find_tensors(state))
+def count_state_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Bytes of the tensors in their states, of this rank's piece where they are sharded."""
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return sum(tensor.nbytes for state in states for tensor in find_tensors(state))
 
 
 def find_tensors(state: Any) -> Iterator[torch.Tensor]:

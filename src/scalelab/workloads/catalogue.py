@@ -16,7 +16,13 @@ from scalelab.records.trial import Option, from_builtins
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
 from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions
-from scalelab.workloads.source import OwnWorkload, find_module, read_own_workload
+from scalelab.workloads.source import (
+    OwnWorkload,
+    find_module,
+    is_in_library,
+    read_library_workload,
+    read_own_workload,
+)
 
 __all__ = ["BUILT_IN", "WorkloadOptions", "find_workload", "make_options", "resolve_options"]
 
@@ -60,6 +66,8 @@ def find_workload(name: str) -> type[Any] | OwnWorkload:
     """The options class of a built-in workload, or what the user's file declares."""
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if is_in_library(name):
+        return read_library_workload(name)
     if ".py" in name or ":" in name or Path(name).is_file() or find_module(name) is not None:
         return read_own_workload(name)
-    raise UnknownName("workload", name, BUILT_IN, "Your own: --workload file.py:build")
+    raise UnknownName("workload", name, BUILT_IN, "Your own: --workload file.py:build; of a library: hf:gpt2")

@@ -9,12 +9,18 @@ from __future__ import annotations
 import ast
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalelab.errors import UsageError
 from scalelab.records.trial import Option
 
+LIBRARIES = ("hf", "timm", "diffusers")
+"""What may stand before the colon of a model of another library: `hf:gpt2`."""
+SLOW_LIBRARIES = ("transformers", "timm", "diffusers", "torchvision", "torch_geometric")
+"""Libraries of models, which take seconds to import."""
+LIBRARY_FILE = Path(__file__).parents[1] / "worker" / "models" / "libraries.py"
+"""The `build` of each, by its name."""
 CONTEXT_NAMES = ("batch_size", "rank", "num_ranks", "seed", "device")
 """Parameters of `build` that scalelab fills in if declared."""
 
@@ -39,15 +45,17 @@ class OwnWorkload:
     function: str
     options: tuple[OwnOption, ...]
     takes_any_option: bool
+    model: str = ""
+    """Of a library, what stands behind its colon."""
 
     @property
     def spec(self) -> str:
         """With an absolute path, so a run can be resumed from any directory."""
-        return f"{self.path}:{self.function}"
+        return f"{self.function}:{self.model}" if self.model else f"{self.path}:{self.function}"
 
     @property
     def label(self) -> str:
-        return f"{self.path.name}:{self.function}"
+        return f"{self.function}:{Path(self.model).name}" if self.model else f"{self.path.name}:{self.function}"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -81,6 +89,24 @@ def read_own_workload(name: str) -> OwnWorkload:
             )
         return OwnWorkload(path=path, function=function, options=(), takes_any_option=True)
     return _read_signature(path, definition)
+
+
+def is_in_library(name: str) -> bool:
+    """Whether a workload is a model of another library."""
+    return name.partition(":")[0] in LIBRARIES and ":" in name
+
+
+def read_library_workload(name: str) -> OwnWorkload:
+    """The flags of a model of another library; the path of a configuration is made absolute."""
+    library, _, model = name.partition(":")
+    if not model:
+        raise UsageError(f"--workload {name} names no model: use one such as hf:gpt2, hf:config.json or timm:resnet18")
+    path = Path(model).expanduser()
+    found = _find_function(ast.parse(LIBRARY_FILE.read_bytes()), library)
+    assert found is not None
+    read = _read_signature(LIBRARY_FILE, found)
+    options = tuple(option for option in read.options if option.name != "model")
+    return replace(read, options=options, model=str(path.resolve()) if path.exists() else model)
 
 
 def find_module(name: str) -> Path | None:
@@ -134,6 +160,22 @@ def _imported_names(file: Path, root: Path) -> list[str]:
             names += [source] if source else []
             names += [f"{source}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*"]
     return names
+
+
+def list_library_names(file: Path) -> dict[str, list[str]]:
+    """What a user's file, and their files that it imports, import of libraries of models: names by module."""
+    found: dict[str, list[str]] = {}
+    for one in (file, *list_imported(file)):
+        try:
+            tree = ast.parse(one.read_bytes())
+        except (OSError, SyntaxError, ValueError):  # ranks say so
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name: found.get(alias.name, []) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.setdefault(node.module, []).extend(alias.name for alias in node.names)
+    return {module: names for module, names in found.items() if module.partition(".")[0] in SLOW_LIBRARIES}
 
 
 def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:

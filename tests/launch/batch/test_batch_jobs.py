@@ -26,7 +26,7 @@ from scalelab.launch.batch.system import (
     read_record,
     save_record,
 )
-from scalelab.records.observations import BatchNote
+from scalelab.records.launchers import BatchNote
 from scalelab.records.trial import Status
 from tests.cli.commands import wait_until
 from tests.slurm import Cluster

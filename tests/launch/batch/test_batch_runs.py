@@ -12,7 +12,7 @@ import pytest
 
 from scalelab.cli.resume import reopen_waiting
 from scalelab.launch.fake import FakeLauncher
-from scalelab.records.observations import BatchNote
+from scalelab.records.launchers import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Trial, TrialResult, not_run
 from scalelab.runs.experiment import run_trials

@@ -11,7 +11,7 @@ import pytest
 from scalelab.recipes.feasibility import NO_BATCH_SYSTEM
 from scalelab.recipes.polaris.jobs import describe_job, make_submitted
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.records.observations import BatchNote
+from scalelab.records.launchers import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status, TrialResult
 from tests.cli.commands import answer

@@ -16,8 +16,7 @@ from torch.nn import functional
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Cause, Status, StepKind
-from scalelab.worker.models.load import build_own
-from scalelab.worker.training import as_loss, is_criterion
+from scalelab.worker.models.load import as_loss, build_own, is_criterion
 from scalelab.workloads.workload import BuildContext
 from tests.worker.trials import launch, make_trial, write_workload
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,19 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import StepLR
 
+from scalelab.analysis.traffic import compare_messages, expect_messages
+from scalelab.records.observations import RankReport
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial
+from scalelab.worker.instruments.messages import watch_messages
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.apply import can_update_without_sync, load_strategy, without_sync
 from scalelab.worker.strategies.ddp import find_hook_state
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
-from scalelab.worker.training import Training, build_training
+from scalelab.worker.training import Training, build_training, dress_workload
+from scalelab.workloads.workload import Workload
 
 # A rank is forked from a server that knows nothing of the tests.
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -152,7 +158,89 @@ def check_hook_state(rank: int, num_ranks: int, hook: str) -> None:
         assert find_hook_state(torch.compile(training.model, backend="eager")) is state  # type: ignore[arg-type]
 
 
+def make_clipped(rank: int, num_ranks: int, **parts: Any) -> Workload:
+    """Everything that one optimizer can be told: clipping, a schedule, accumulation; the same data on any ranks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Linear(5, 3))
+    data = torch.randn(6, 8, 7)
+    mine = [half for step in data for half in step.chunk(num_ranks)[rank].chunk(2)]
+    fields: dict[str, Any] = {"clip_norm": 0.2, "schedule": lambda made: StepLR(made, 2), "accumulation": 2} | parts
+    return Workload(
+        model=model,
+        batches=[(one[:, :4], one[:, 4:]) for one in mine],
+        loss=nn.MSELoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+        **fields,
+    )
+
+
+def make_gan(rank: int, num_ranks: int) -> Workload:
+    """Two networks that take turns; buffers in one of them, and noise that comes with the batch."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    discriminator = nn.Sequential(nn.Linear(2, 8), Counting(), nn.Linear(8, 1))
+    data = torch.randn(6, 8, 5)
+
+    def judge(model: Any, batch: Tensor) -> Tensor:
+        fake = model["generator"](batch[:, 2:]).detach()
+        return model["discriminator"](fake).square().mean() + (model["discriminator"](batch[:, :2]) - 1).square().mean()
+
+    def fool(model: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = (model["discriminator"](model["generator"](batch[:, 2:])) - 1).square().mean()
+        return loss
+
+    return Workload(
+        model=nn.ModuleDict({"generator": generator, "discriminator": discriminator}),
+        batches=[step.chunk(num_ranks)[rank] for step in data],
+        loss={"discriminator": judge, "generator": fool},
+        optimizer={"generator": lambda parameters: torch.optim.SGD(parameters, lr=0.2)},
+        clip_norm=0.5,
+        schedule=lambda made: StepLR(made, 2),
+    )
+
+
+class Counting(nn.Module):
+    """A layer with a buffer that no gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.tanh()
+
+
+def dress(workload: Workload, strategy: str, num_ranks: int, rank: int) -> tuple[Training, Trial]:
+    trial = make_trial(workload="", strategy=strategy, num_ranks=num_ranks, global_batch=8, dtype="float64")
+    return dress_workload(workload, trial, rank, CPU), trial
+
+
+def check_own_parts(rank: int, num_ranks: int, which: str) -> None:
+    """What `build` says of a step trains two ranks as one, and sends what theory says, to the byte."""
+    make, strategies = (make_gan, ("ddp",)) if which == "turns" else (make_clipped, SPREAD)
+    alone, _ = dress(make(0, 1), "single", 1, 0)
+    alone_losses = [take_step(alone, mark_nothing).item() for _ in range(5)]
+    expected = read_parameters(alone.model)
+    loose, _ = dress(replace(make(0, 1), clip_norm=None), "single", 1, 0)
+    assert [take_step(loose, mark_nothing).item() for _ in range(5)] != alone_losses, "nothing was clipped"
+    for strategy in strategies:
+        training, trial = dress(make(rank, num_ranks), strategy, num_ranks, rank)
+        losses = torch.tensor([take_step(training, mark_nothing).item() for _ in range(5)])
+        dist.all_reduce(losses)
+        torch.testing.assert_close(losses / num_ranks, torch.tensor(alone_losses), msg=strategy)
+        for mine, theirs in zip(read_parameters(training.model), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=strategy)
+        report = watch_messages(trial, training, Path(), RankReport(rank=rank))
+        assert report.message_basis is not None
+        theory = expect_messages(strategy, num_ranks, report.message_basis, Spreading(), training.accumulation)
+        for line in compare_messages(report.messages, theory, num_ranks):
+            is_exact = training.accumulation == 1 or line.purpose == "gradient norm"
+            assert line.payload_bytes == line.expected_bytes or not is_exact, f"{strategy}: {line}"
+
+
 CHECKS = {
+    "own_parts": check_own_parts,
     "parameters": check_parameters,
     "sync_batch_norm": check_sync_batch_norm,
     "held_gradients": check_held_gradients,

@@ -40,6 +40,14 @@ def test_what_a_gradient_hook_remembers_can_be_found(launcher: LocalLauncher, tm
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("which", ["clipping", "turns"])
+def test_clipping_schedules_accumulation_and_turns_train_two_ranks_as_one(
+    launcher: LocalLauncher, tmp_path: Path, which: str
+) -> None:
+    run_check(launcher, tmp_path, "own_parts", which)
+
+
+@pytest.mark.ranks
 def test_synchronized_batch_norm_gives_the_numbers_of_the_whole_batch(launcher: LocalLauncher, tmp_path: Path) -> None:
     run_check(launcher, tmp_path, "sync_batch_norm")
 

@@ -41,8 +41,7 @@ from scalelab.launch.batch.system import (
 )
 from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.stepped import count_cores_per_process
-from scalelab.records.launchers import SCHEDULERS, find_batch
-from scalelab.records.observations import BatchNote
+from scalelab.records.launchers import SCHEDULERS, BatchNote, find_batch
 from scalelab.records.running import RUNNING, refuse_holder
 from scalelab.records.store import JOBS_FILE, RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, not_run

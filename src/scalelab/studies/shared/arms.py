@@ -72,8 +72,10 @@ class Arm:
 
     @property
     def num_passes(self) -> int:
-        """Backward passes of one step: those of a script as they were seen."""
-        return next((one.num_passes for one in self.scripts if one.num_passes), self.trial.accumulation)
+        """Backward passes of one step: those of a script as they were seen, those of a workload as it says."""
+        seen = [one.num_passes for one in self.scripts]
+        said = [rank.num_passes for result in self.completed for rank in result.ranks]
+        return next((number for number in (*seen, *said) if number), self.trial.accumulation)
 
     @property
     def scripts(self) -> list[ScriptReport]:

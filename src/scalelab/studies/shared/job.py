@@ -23,7 +23,7 @@ from scalelab.records.trial import Option
 from scalelab.studies.shared.script import ScriptFlags, ScriptSource
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
-from scalelab.workloads.source import OwnWorkload, split_name
+from scalelab.workloads.source import OwnWorkload, is_in_library, read_library_workload, split_name
 
 LEAST_BARE_LIMIT = 2**20
 """A smaller memory limit without a unit was not meant in bytes."""
@@ -34,7 +34,8 @@ class Job:
     """What is trained, and on what."""
 
     workload: str = "gpt2"
-    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), or your own: file.py:build."""
+    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), your own: file.py:build, or a library's:
+    hf:CONFIG, timm:NAME, diffusers:CLASS."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
     """A training script instead of a workload: the words after `--`."""
@@ -212,6 +213,8 @@ class Job:
             return self.script.label
         if self.built_in is not None:
             return self.built_in.label
+        if is_in_library(self.workload):
+            return read_library_workload(self.workload).label
         file, function = split_name(self.workload)
         return f"{Path(file).name}:{function}"
 

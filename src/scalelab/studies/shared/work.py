@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.records.observations import Instrument
 from scalelab.records.trial import Trial
 from scalelab.report.tables import Field, count_column, rate_column
 from scalelab.studies.shared.arms import Arm
@@ -22,14 +24,26 @@ def count_parameters(arm: Arm) -> int | None:
     options = read_options(arm.trial)
     if options is not None:
         return options.count_parameters()
-    counted = (rank.num_parameters for result in arm.results for rank in result.ranks)
-    return next((number for number in counted if number is not None), None)
+    found: int | None = _read_said(arm, "num_parameters")
+    return found
+
+
+def _read_said(arm: Arm, name: str) -> Any:
+    """What the ranks of an arm say of their workload; None where none does."""
+    said = (getattr(rank, name) for result in arm.results for rank in result.ranks)
+    return next((value for value in said if value is not None), None)
 
 
 def count_operations(arm: Arm) -> float | None:
-    """Floating-point operations of one sample's step; None for a workload of the user's own."""
+    """Floating-point operations of one sample's step; of a user's own workload, as it says or a rank counted."""
     options = read_options(arm.trial)
-    return None if options is None else options.flops_per_sample()
+    found: float | None = _read_said(arm, "flops_per_sample")
+    return found if options is None else options.flops_per_sample()
+
+
+def count_if_own(job: Job) -> tuple[Instrument, ...]:
+    """The instruments that count operations, where no closed form gives them."""
+    return ("flops",) if job.built_in is None and job.script is None else ()
 
 
 def measure_speed(arm: Arm) -> Estimate | None:
@@ -41,15 +55,21 @@ def measure_speed(arm: Arm) -> Estimate | None:
     return arm.step.map(lambda seconds: work / seconds)
 
 
-def name_samples(job: Job) -> str:
+def name_samples(job: Job, arms: Iterable[Arm]) -> str:
     """What throughput counts: tokens where samples have them."""
-    return "tokens" if getattr(job.built_in, "num_tokens", None) else "samples"
+    has_tokens = getattr(job.built_in, "num_tokens", None) or any(map(_read_tokens, arms))
+    return "tokens" if has_tokens else "samples"
 
 
-def count_tokens(arm: Arm) -> int:
+def count_tokens(arm: Arm) -> float:
     """What one step processes: tokens where samples have them, otherwise samples."""
-    tokens: int = getattr(read_options(arm.trial), "num_tokens", 1)
-    return arm.step_samples * tokens
+    return arm.step_samples * (_read_tokens(arm) or 1)
+
+
+def _read_tokens(arm: Arm) -> float | None:
+    """Tokens of a sample; None: it has none."""
+    found: float | None = getattr(read_options(arm.trial), "num_tokens", None)
+    return found if found is not None else _read_said(arm, "tokens_per_sample")
 
 
 def measure_rate(arm: Arm) -> Estimate:

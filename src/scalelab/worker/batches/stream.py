@@ -6,9 +6,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from scalelab.errors import UsageError
 from scalelab.worker.randomness import find_generators, read_random_state, restore_random_state
+from scalelab.workloads.workload import BuildContext
+
+LOADER_SETTINGS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers", "batch_size"),
+)
+"""What a loader keeps when its samples are shared."""
 
 
 class BatchStream:
@@ -24,6 +40,7 @@ class BatchStream:
         move: Callable[[Any], Any] | None,
         batch_size: int,
         *,
+        batch_dim: int = 0,
         keeps_position: bool = False,
     ) -> None:
         """`keeps_position` is for training runs: `read_position` works, at a tenth of a millisecond per epoch, and a
@@ -33,6 +50,7 @@ class BatchStream:
         self._keeps_position = keeps_position
         self._move = move
         self._batch_size = batch_size
+        self._batch_dim = batch_dim
         self._last: Any = None
         self._iterator: Iterator[Any]
         self._num_taken = 0
@@ -123,31 +141,38 @@ class BatchStream:
             ) from None
 
     def _check_size(self, batch: Any, advice: str) -> None:
-        if not could_hold(batch, self._batch_size):
-            raise UsageError(
-                f"build() returned a batch of {count_samples(batch)} samples, but this trial needs {self._batch_size}"
-                f" on each rank: {advice}"
-            )
+        if could_hold(batch, self._batch_size, self._batch_dim):
+            return
+        found = count_samples(batch, self._batch_dim)
+        if found is not None and not self._batch_dim and count_samples(batch, 1) == self._batch_size:
+            advice = 'if its second dimension counts samples, add "batch_dim": 1 to what build() returns'
+        raise UsageError(
+            f"build() returned a batch of {found} samples, but this trial needs {self._batch_size} on each rank:"
+            f" {advice}"
+        )
 
 
-def could_hold(batch: Any, num_samples: int) -> bool:
+def could_hold(batch: Any, num_samples: int, batch_dim: int = 0) -> bool:
     """Whether a batch may be one of so many samples.
 
     Most are tensors with the samples first. Some models want the sequence first (T, B, F), and some a list with one
     entry per sample: these pass too, and so does what has no tensor at all.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.ndim == 0 or batch.shape[0] == num_samples or (batch.ndim > 2 and batch.shape[1] == num_samples)
+        found = count_samples(batch, batch_dim)
+        is_second = not batch_dim and batch.ndim > 2 and batch.shape[1] == num_samples
+        return found is None or found == num_samples or is_second
     parts = list_parts(batch)
     tensors = [part for part in parts if count_samples(part) is not None]
-    return not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples)
+    return not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples, batch_dim)
 
 
-def count_samples(batch: Any) -> int | None:
-    """The leading dimension of the first tensor in a batch; None when there is none."""
+def count_samples(batch: Any, batch_dim: int = 0) -> int | None:
+    """The samples along a dimension of the first tensor in a batch that has it; None when there is none."""
     if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else None
-    return next((found for part in list_parts(batch) if (found := count_samples(part)) is not None), None)
+        return batch.shape[batch_dim] if batch.ndim > batch_dim else None
+    found = (count_samples(part, batch_dim) for part in list_parts(batch))
+    return next((number for number in found if number is not None), None)
 
 
 def list_parts(batch: Any) -> list[Any]:
@@ -155,6 +180,57 @@ def list_parts(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         return list(batch.values())
     return list(batch) if isinstance(batch, list | tuple) else []
+
+
+def share_samples(batches: Any, context: BuildContext, accumulation: int, *, is_split: bool) -> Iterable[Any]:
+    """A dataset, or a loader of all its samples, as a loader of this rank's samples, as DistributedSampler splits them.
+
+    `is_split`: `build` was told its rank, and has split them itself. Loaders with a sampler of their own, of streams,
+    and with fewer samples than a batch per rank stay as they are.
+    """
+    num_ranks, rank = (1, 0) if is_split else (context.num_ranks, context.rank)
+    if isinstance(batches, Dataset):
+        return load_dataset(batches, context, context.batch_size // accumulation, (num_ranks, rank))
+    if num_ranks == 1 or not isinstance(batches, DataLoader) or not is_of_all_samples(batches):
+        return batches  # type: ignore[no-any-return] # anything that can be iterated
+    num_samples, size = len(batches.dataset), batches.batch_size or 1  # type: ignore[arg-type] # not a stream
+    if num_samples // num_ranks < size:
+        return batches
+    is_shuffled = isinstance(batches.sampler, RandomSampler)
+    return DataLoader(
+        batches.dataset,
+        sampler=DistributedSampler(batches.dataset, num_ranks, rank, shuffle=is_shuffled, seed=context.seed),
+        drop_last=batches.drop_last or num_samples % size == 0,
+        **{name: getattr(batches, name) for name in LOADER_SETTINGS},
+    )
+
+
+def load_dataset(dataset: Dataset[Any], context: BuildContext, size: int, share: tuple[int, int]) -> Iterable[Any]:
+    """Whole batches of a rank's share of a dataset, in a new order every epoch; of a stream, as they come."""
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, size, drop_last=True)
+    num_samples, num_ranks = len(dataset), share[0]  # type: ignore[arg-type] # datasets have a length
+    if num_samples // num_ranks < size:
+        raise UsageError(
+            f"build() returned a dataset of {num_samples} samples, {num_samples // num_ranks} for each of"
+            f" {num_ranks} ranks: fewer than a batch of {size}; use a larger one, or a smaller batch"
+        )
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, *share, seed=context.seed, drop_last=True)
+    return DataLoader(dataset, size, sampler=sampler, drop_last=True)
+
+
+def is_of_all_samples(loader: DataLoader[Any]) -> bool:
+    """Whether a loader draws from its whole dataset by itself, each sample once."""
+    sampler = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) or type(loader.batch_sampler) is not BatchSampler:
+        return False
+    is_once = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None
+    return is_once or isinstance(sampler, SequentialSampler)
+
+
+def load_tests(batches: Any, size: int) -> Iterable[Any] | None:
+    """Test data as it is; a dataset in batches, the whole of it on every rank."""
+    return DataLoader(batches, size) if isinstance(batches, Dataset) else batches
 
 
 def make_mover(device: torch.device, dtype: torch.dtype) -> Callable[[Any], Any]:
@@ -169,6 +245,6 @@ def make_mover(device: torch.device, dtype: torch.dtype) -> Callable[[Any], Any]
         if isinstance(batch, list | tuple):
             moved = [move(value) for value in batch]
             return batch._make(moved) if hasattr(batch, "_make") else type(batch)(moved)
-        return batch
+        return batch.to(device) if hasattr(batch, "to") else batch
 
     return move

@@ -49,6 +49,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from scalelab.errors import UsageError
 from scalelab.records.observations import (
@@ -146,7 +147,7 @@ class GradientClock:
 
 def watch_gradients(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
     """The report with the ready times of gradients; unchanged where there are no whole ones."""
-    if not can_update_without_sync(training.model):
+    if not can_update_without_sync(training.model) or training.turns:
         return report
     parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
     clock = GradientClock(parameters, is_cuda=any(parameter.is_cuda for parameter in parameters))
@@ -319,8 +320,27 @@ def list_shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(one.shape) for one in tree_leaves(batch) if isinstance(one, torch.Tensor))
 
 
+def count_flops(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
+    """The report with the operations of a further step, per sample of this rank; unchanged where they are known.
+
+    torch counts matrix products, convolutions and attention by the shapes of their operands, whatever the strategy,
+    and recomputed ones again. What runs inside a compiled graph, in the threads of `dp` or in a fused recurrent layer
+    is not seen: unknown.
+    """
+    is_hidden = trial.shape.compile or find_strategy(trial.strategy).has_replicas
+    is_fused = any(isinstance(module, nn.RNNBase) for module in training.model.modules())
+    if report.flops_per_sample is not None or is_hidden or is_fused:
+        return report
+    counter = FlopCounterMode(display=False)
+    with counter:
+        take_step(training, mark_nothing)
+    total = counter.get_total_flops()
+    return replace(report, flops_per_sample=total / trial.batch_per_rank) if total else report
+
+
 INSTRUMENTS: dict[Instrument, WatchRank] = {
     "counters": watch_ddp_counters,
+    "flops": count_flops,
     "gradients": watch_gradients,
     "memory": look_at_memory,
     "messages": watch_messages,

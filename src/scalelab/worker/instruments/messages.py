@@ -13,7 +13,8 @@ reduce-scatter what each rank gives. What a message is for follows from who star
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from scalelab.records.observations import Message, MessageBasis, RankReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
+from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.step import take_step
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
 from scalelab.worker.training import Training
@@ -64,11 +66,35 @@ class StartedCollective:
 def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport) -> RankReport:
     """The report with the messages of one step, and the sizes that they follow from."""
     basis = describe_basis(training.model)
+    strategy = find_strategy(trial.strategy)
+    if training.clip_norm is not None and strategy.count_shards("gradients", trial.num_ranks) > 1:
+        basis = replace(basis, clip_bytes=8 if trial.dtype == "float64" else 4)
     recorder = CallRecorder()
-    with recorder:
+    with recorder, count_buffers(training.model) as sent:
         take_step(training, recorder.end_phase)
     training.synchronize()
+    basis = replace(basis, buffer_bytes=sum(sent) if list_replicas(training.model) else basis.buffer_bytes)
     return replace(report, messages=count_messages(recorder.by_phase, trial.strategy), message_basis=basis)
+
+
+@contextmanager
+def count_buffers(model: nn.Module) -> Iterator[list[int]]:
+    """The bytes of the buffers of every DDP, for each of its forwards that brings them up to date.
+
+    That is one in a step, unless the loss calls the model several times, or one of the parts that take turns.
+    """
+    sent: list[int] = []
+
+    def see(replicated: Any, _: object) -> None:
+        if replicated.will_sync_module_buffers():
+            sent.append(sum(buffer.nbytes for buffer in replicated.module.buffers()))
+
+    hooks = [one.register_forward_pre_hook(see) for one in list_replicas(model)]
+    try:
+        yield sent
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class CallRecorder(TorchDispatchMode):
@@ -135,6 +161,8 @@ def name_purpose(call: StartedCollective, phase: str, strategy: str) -> str:
     """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
+    if call.kind == "all_reduce" and phase == "optimizer":
+        return "gradient norm"
     sends = find_strategy(strategy).sends
     return next((send.purpose for send in sends if (send.kind, send.phase) == (call.kind, phase)), "")
 

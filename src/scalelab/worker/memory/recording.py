@@ -53,7 +53,7 @@ class HoldsMemory(Protocol):
     @property
     def model(self) -> nn.Module: ...
     @property
-    def optimizer(self) -> Any: ...
+    def optimizers(self) -> Any: ...
     @property
     def batches(self) -> Any: ...
 
@@ -93,15 +93,14 @@ class StorageMap:
         return self.find(self._training.model.buffers())
 
     def optimizer(self) -> Storages:
-        return self.find(tree_leaves(list(self._training.optimizer.state.values())))
+        return self.find(tree_leaves([list(one.state.values()) for one in self._training.optimizers]))
 
     def batch(self) -> Storages:
         return self.find(tree_leaves(getattr(self._training.batches, "last", None)))
 
     def remembered(self) -> Storages:
         """What a hook of DDP that compresses gradients keeps from step to step."""
-        model = getattr(self._training.model, "_orig_mod", self._training.model)
-        state = find_hook_state(model) if isinstance(model, DistributedDataParallel) else None
+        state = next(filter(None, map(find_hook_state, list_replicas(self._training.model))), None)
         kept = () if state is None else (state.p_memory_dict, state.q_memory_dict, state.error_dict)
         return self.find(tensor for tensors in kept for tensor in tensors.values())
 
@@ -159,11 +158,12 @@ def _watch_output(training: Training, storages: StorageMap, record: RecordPhase)
         if torch.is_grad_enabled():
             record("model", dict.fromkeys(storages.outputs(output), "output"))
 
-    hook = training.model.register_forward_hook(see)
+    hooks = [part.register_forward_hook(see) for part in training.parts]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def place_marks(recorded: Iterable[tuple[float, str, Mapping[int, str]]], times: list[float]) -> list[PhaseMark]:
@@ -177,12 +177,14 @@ def place_marks(recorded: Iterable[tuple[float, str, Mapping[int, str]]], times:
 
 def count_bucket_bytes(training: HoldsMemory) -> int:
     """DDP's buckets, as DDP reports them; they were allocated before recording started."""
-    model = getattr(training.model, "_orig_mod", training.model)
-    if not isinstance(model, DistributedDataParallel):
-        return 0
-    told = model._get_ddp_logging_data()
-    sizes = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
-    return sum(int(size) for size in sizes.split(",") if size.strip())
+    told = [model._get_ddp_logging_data() for model in list_replicas(training.model)]
+    sizes = [str(one.get("rebuilt_bucket_sizes") or one.get("bucket_sizes") or "") for one in told]
+    return sum(int(size) for text in sizes for size in text.split(",") if size.strip())
+
+
+def list_replicas(model: nn.Module) -> list[DistributedDataParallel]:
+    """Every DDP in a model: around the whole, or around the parts that take turns. Looks through torch.compile."""
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 EXCHANGE_PREFIXES = ("FullyShardedDataParallel._", "FSDP::", "c10d::", "gloo:", "nccl:")

@@ -185,7 +185,7 @@ class MemoryObserver(Observer):
         state = {key: value for one in watch.optimizers for key, value in one.state.items()}
         self._batches = SimpleNamespace(last=None)
         self._training: Any = SimpleNamespace(
-            model=join_models(watch.trained), optimizer=SimpleNamespace(state=state), batches=self._batches
+            model=join_models(watch.trained), optimizers=[SimpleNamespace(state=state)], batches=self._batches
         )
         self._storages = map_storages(self._training)
         self._recording = open_recording(trial, directory, rank)

@@ -99,7 +99,7 @@ class ScriptSession:
         self._position = self._in_block = 0
         self._phases: PhaseBlock | None = None
         self._profile: ProfiledBlock | None = None
-        self._saved: list[SavedState] = []
+        self._saved: SavedState | None = None
         self._drops_next = False
 
     @property
@@ -272,9 +272,9 @@ class ScriptSession:
         if any(map(looks_for_unused, find_replicas(trained))):
             self.obstacle = "DDP looks for unused parameters, and would want the gradients of steps that are undone"
             return False
-        self._saved = save_state(trained, list(self.watch.optimizers))
-        if not is_so_everywhere(bool(self._saved), next(trained[0].parameters()).device):
-            self._saved = []
+        self._saved = SavedState.copy_of(trained, list(self.watch.optimizers))
+        if not is_so_everywhere(self._saved is not None, next(trained[0].parameters()).device):
+            self._saved = None
             self.obstacle = "there is no room for a copy of the model state"
             return False
         self._stack.enter_context(without_all_reduce())
@@ -284,16 +284,10 @@ class ScriptSession:
     def _leave_block(self) -> None:
         self._stack.close()
         self._sink.flush()
-        for saved in self._saved:
-            saved.restore()
-        self._saved = []
+        if self._saved is not None:
+            self._saved.restore()
+        self._saved = None
         self._phases = self._profile = None
-
-
-def save_state(trained: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> list[SavedState]:
-    """Copies of all parameters, buffers and optimizer states; empty where there is no memory for them."""
-    copies = [SavedState.copy_of(trained if number == 0 else (), one) for number, one in enumerate(optimizers)]
-    return [one for one in copies if one is not None] if None not in copies else []
 
 
 def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:

@@ -24,8 +24,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from scalelab.records.launchers import load
 from scalelab.records.strategies import STRATEGIES, find_strategy
@@ -34,6 +37,8 @@ from scalelab.worker.strategies.blocks import apply_checkpointing, find_blocks
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
 
 Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
+CLIP_MARGIN = 1e-6
+"""torch's own, against a norm of 0."""
 
 
 def load_strategy(name: str) -> Apply:
@@ -81,6 +86,25 @@ def can_update_without_sync(model: nn.Module) -> bool:
     if isinstance(plain, FullyShardedDataParallel):
         return plain.sharding_strategy is ShardingStrategy.NO_SHARD
     return not isinstance(plain, FSDPModule)
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, most: float) -> None:
+    """Scale all gradients down where their norm, over all parameters and all ranks' shards of them, is larger.
+
+    As `torch.nn.utils.clip_grad_norm_`. Ranks that hold shards add up their squares; FSDP's own method does the same,
+    but not in float64.
+    """
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in found]
+    if not gradients:
+        return
+    norm = get_total_norm(gradients)
+    if not can_update_without_sync(model) and dist.get_world_size() > 1:
+        square = norm.to(torch.promote_types(norm.dtype, torch.float32)).square()
+        dist.all_reduce(square)
+        norm = square.sqrt()
+    torch._foreach_mul_(gradients, (most / (norm + CLIP_MARGIN)).clamp(max=1.0).to(gradients[0].dtype))
 
 
 def looks_for_unused(model: nn.Module) -> bool:
