@@ -42,6 +42,8 @@ from scalelab.studies.throughput import Throughput
 
 SMALL_LIMIT = "300MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
+ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
+"""Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 
 
@@ -71,14 +73,19 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
         left, reserved = measured.current_bytes, measured.reserved_bytes
         estimate = count_state_bytes(row.trial) if row else 0
         above = None if left is None else left - estimate
+        after = compare_megabytes("after the step", left, published.ALLOCATED_MEGABYTES)
         lines = [
             Compared("peak", measured.peak_bytes, None),
+            *(
+                compare_megabytes(f"estimate: {name}", estimate * share, published.ESTIMATED_MEGABYTES[name])
+                for name, share in ESTIMATED_SHARES.items()
+            ),
             compare_megabytes("estimate: 16 bytes per parameter", estimate, published.ESTIMATED_MEGABYTES["together"]),
-            compare_megabytes("after the step", left, published.ALLOCATED_MEGABYTES),
+            after,
             *list_differences(above),
             compare_megabytes("reserved", reserved, published.RESERVED_MEGABYTES),
         ]
-        main = Main("bytes", "allocated after the step", *lines[2][1:])
+        main = Main("bytes", "allocated after the step", *after[1:])
         table = make_beside_table(
             "bytes",
             lines,
