@@ -9,6 +9,7 @@ your own. A TPU's links form a torus across all slices; here, the sum over all d
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -139,6 +140,21 @@ DEVICES: dict[str, Accelerator] = {
               source="Google Cloud TPU v5p documentation; float32 taken as an eighth, watts assumed"),
     )
 }  # fmt: skip
+
+
+def recognize_device(name: str, memory_bytes: int) -> Accelerator | None:
+    """A device of the table by the name that its driver gives."""
+    words = name.lower().replace("-", " ")
+    if "a100" in words:
+        return DEVICES["a100-80gb" if memory_bytes > 60e9 else "a100-40gb"]
+    if "h100" in words and "gh" not in words:
+        return DEVICES["h100-pcie" if "pcie" in words else "h100-sxm"]
+    if "4090" in words:
+        return DEVICES["rtx-4090"]
+    for key in ("h200", "b200", "v100", "p100", "mi250x", "mi300x", "l40s", "a10", "t4"):
+        if re.search(rf"(?<![a-z0-9]){key}g?(?![a-z0-9])", words):
+            return DEVICES[key]
+    return None
 
 
 def find_device(name: str) -> Accelerator:

@@ -11,7 +11,7 @@ that requested it (`linking.py`), which may be something else: gloo runs a reduc
 tensor. Nested annotations on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count:
 the kernel does. A kernel of unknown name that one of them launched, with no other that communicates, is a collective.
 
-A collective and a request take 152 bytes each while a file is read; this is the part that grows with the file.
+A collective and a request take 160 bytes each while a file is read; this is the part that grows with the file.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from scalelab.trace.collectives import (
     CollectiveRows,
     MessageSize,
     Texts,
+    count_received_bytes,
     count_recorded_bytes,
     read_annotated_message,
     read_operator_message,
@@ -140,7 +141,7 @@ class CollectiveCollector:
         on_device: bool,
     ) -> CollectiveRow:
         args, number = event.args, self._texts.number
-        payload_bytes = count_recorded_bytes(kind, args)
+        payload_bytes, received_bytes = count_recorded_bytes(kind, args), count_received_bytes(kind, args)
         return CollectiveRow(
             start_ns=start_ns,
             end_ns=end_ns,
@@ -160,6 +161,7 @@ class CollectiveCollector:
             num_elements=UNKNOWN if size.num_elements is None else _bound(size.num_elements),
             element_bytes=UNKNOWN if size.element_bytes is None else size.element_bytes,
             is_piece=int(size.is_piece),
+            received_bytes=UNKNOWN if received_bytes is None else received_bytes,
             is_record=int(event.name == RECORD),
         )
 
@@ -212,6 +214,7 @@ class CollectiveCollector:
             group_size=max(row.group_size, *(call.group_size for call in calls)),
             sequence=max(row.sequence, *(call.sequence for call in calls)),
             payload_bytes=max(row.payload_bytes, *(call.payload_bytes for call in calls)),
+            received_bytes=max(row.received_bytes, *(call.received_bytes for call in calls)),
             peer=max(row.peer, *(call.peer for call in calls)),
             num_elements=size.num_elements,
             element_bytes=size.element_bytes,

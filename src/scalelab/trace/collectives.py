@@ -131,6 +131,13 @@ def count_recorded_bytes(kind: str, args: Arguments) -> int | None:
     return MessageSize(num_elements, find_element_bytes(args.element_type)).count_bytes(None)
 
 
+def count_received_bytes(kind: str, args: Arguments) -> int | None:
+    """What an all-to-all gives a rank."""
+    if kind != "all_to_all" or args.out_elements <= 0:
+        return None
+    return MessageSize(args.out_elements, find_element_bytes(args.element_type)).count_bytes(None)
+
+
 def read_operator_message(request: Request, args: Arguments) -> MessageSize:
     """What the shapes of an operator's tensors say."""
     return MessageSize() if request.tensor < 0 else _read_tensor(args, request.tensor, request.is_piece)
@@ -207,6 +214,8 @@ class Collective:
     """Of a send or a receive: the rank at the other end, counted within the group."""
     stream: int = -1
     """The lane of its device or thread."""
+    received_bytes: int | None = None
+    """What an all-to-all gives this rank, where recorded."""
 
     @property
     def seconds(self) -> float:
@@ -234,6 +243,7 @@ class CollectiveRow(NamedTuple):
     num_elements: int
     element_bytes: int
     is_piece: int
+    received_bytes: int
     is_record: int
     """Whether it is torch's record of a call, and not the operator around it or the annotation in it."""
 
@@ -320,6 +330,7 @@ class CollectiveList(Sequence[Collective]):
             step=None if row.step < 0 else row.step,
             peer=None if row.peer < 0 else row.peer,
             stream=row.thread,
+            received_bytes=None if row.received_bytes < 0 else row.received_bytes,
         )
 
     def __iter__(self) -> Iterator[Collective]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,6 +39,13 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     """What an NPU's profiler says of a task on the device (AI_CORE, HCCL …), which no category marks."""
     input_dims: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input Dims")
     input_types: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input type")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=NO_RAW, name="Concrete Inputs")
+    sequence_number: Integer = msgspec.field(default=-1, name="Sequence number")
+    """Autograd's: that of a forward operator and of its backward are the same."""
+    allocated_bytes: int = msgspec.field(default=-1, name="Total Allocated")
+    reserved_bytes: int = msgspec.field(default=-1, name="Total Reserved")
+    device_type: int = msgspec.field(default=-1, name="Device Type")
+    """Of memory: 0 is the host, others are devices."""
 
 
 NO_ARGUMENTS = Arguments()
@@ -55,6 +62,29 @@ class Event(msgspec.Struct, gc=False):
     pid: int | str = 0
     tid: int | str = 0
     args: Arguments = NO_ARGUMENTS
+
+
+MEMORY = "[memory]"
+"""The name of events that say what an allocator holds."""
+MOST_MEMORY_POINTS = 1 << 20
+
+
+class MemoryPoint(NamedTuple):
+    """What the allocator of a device held."""
+
+    time_ns: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+    @classmethod
+    def read(cls, event: Event, time_ns: int) -> MemoryPoint:
+        return cls(int(time_ns), event.args.allocated_bytes, event.args.reserved_bytes)
+
+
+def is_memory(event: Event) -> bool:
+    """Whether an event says what the allocator of a device holds, and when."""
+    is_device = event.name == MEMORY and event.args.device_type > 0
+    return is_device and event.args.allocated_bytes >= 0 and event.ts is not None and is_time(event.ts)
 
 
 class GroupInfo(msgspec.Struct):

@@ -39,6 +39,12 @@ class Kind(IntEnum):
     """Annotations, Python functions, overhead: not time of its own."""
     REQUEST = 10
     """An annotation that names a collective which a kernel runs (`nccl:all_reduce`): not time of its own either."""
+    ANNOTATION = 11
+    """A range that the program named (`record_function`)."""
+    MODULE = 12
+    """The call of an `nn.Module`, where stacks were recorded."""
+    SOURCE = 13
+    """A function of the user's own code, where stacks were recorded."""
 
 
 MOST_NAMES = 100_000
@@ -107,7 +113,6 @@ _CATEGORIES = {
     "gpu_memset": Kind.COPY,
     "memcpy": Kind.COPY,
     "memset": Kind.COPY,
-    "python_function": Kind.OTHER,
     "cuda_sync": Kind.OTHER,
     "overhead": Kind.OTHER,
     "trace": Kind.OTHER,
@@ -115,6 +120,9 @@ _CATEGORIES = {
 _RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
 
 
+MODULE = "nn.Module: "
+_FOREIGN = re.compile(r"site-packages|dist-packages|(^|/)lib/python\d|^(torch|functorch|torchvision|importlib)/|^<")
+_LINE = re.compile(r"^[^(]+\.py\(\d+\): ")
 _FUNCTION = re.compile(r"^[^<(]*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COLLECTIVE = re.compile(
@@ -166,6 +174,8 @@ class Classifier:
             return Kind.COMMUNICATION if self._communicates(name) else Kind.COMPUTE
         if category in _CATEGORIES:
             return _CATEGORIES[category]
+        if category == "python_function":
+            return _classify_function(name)
         if category in _RUNTIME:
             return Kind.LAUNCH if _LAUNCH.search(name) else Kind.RUNTIME
         if category == "gpu_user_annotation":
@@ -178,7 +188,7 @@ class Classifier:
             return Kind.REQUEST
         if category in ("cpu_op", "operator"):
             return Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
-        return Kind.OTHER
+        return Kind.ANNOTATION if category == "user_annotation" else Kind.OTHER
 
     def is_compute(self, name: str) -> bool:
         """Whether a kernel only computes, though what launched it asks for a collective."""
@@ -196,6 +206,13 @@ class Classifier:
         if len(self.generic_names) < MOST_NAMES:
             self.generic_names.add(name)
         return True
+
+
+def _classify_function(name: str) -> Kind:
+    """A module, the user's own code, or that of a library."""
+    if name.startswith(MODULE):
+        return Kind.MODULE
+    return Kind.SOURCE if _LINE.match(name) and not _FOREIGN.search(name) else Kind.OTHER
 
 
 def requests_collective(kind: Kind, name: str) -> bool:

@@ -98,7 +98,20 @@ def _select(records: Records) -> Records:
 
 def split_by_innermost(records: Records, low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Stretches of [low, high) in which some event is the innermost of its lane: its index, and their lengths."""
-    start, end = np.maximum(records["start"], low), np.minimum(records["end"], high)
+    time, owner = find_owners(records, low, high)
+    is_open = owner[:-1] >= 0
+    return owner[:-1][is_open], np.diff(time)[is_open]
+
+
+def find_owners(
+    records: Records, low: int | None = None, high: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The edges of events, lane by lane, and the innermost event from each edge to the next; -1: none is open.
+
+    Only what lies between `low` and `high`, where they are given.
+    """
+    start = records["start"] if low is None else np.maximum(records["start"], low)
+    end = records["end"] if high is None else np.minimum(records["end"], high)
     usable = np.flatnonzero(end > start)
     usable = usable[np.lexsort((-records["end"][usable], records["start"][usable], records["lane"][usable]))]
     lane, start, end = records["lane"][usable], start[usable], end[usable]
@@ -117,8 +130,8 @@ def split_by_innermost(records: Records, low: int, high: int) -> tuple[NDArray[n
     owner = np.empty(len(order), dtype=np.int64)
     owner[by_depth] = np.maximum.accumulate(event[by_depth])
     owner -= base
-    is_open = depth[:-1] > 0
-    return usable[owner[:-1][is_open]], np.diff(time)[is_open]
+    is_open = depth > 0
+    return time, np.where(is_open, usable[np.where(is_open, owner, 0)] if len(usable) else -1, -1)
 
 
 KINDS = {Kind.COMPUTE: "compute", Kind.COMMUNICATION: "communication", Kind.COPY: "copy"}

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.events import Header
+from scalelab.trace.events import Header, MemoryPoint
 from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
 from scalelab.trace.reader import Batch, TraceFile
 from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
+from scalelab.trace.work import FORMULAS, Work, Works
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
 ALWAYS_KEPT = (Kind.COMMUNICATION, Kind.STEP, Kind.DEVICE_STEP, Kind.REQUEST)
@@ -62,6 +63,8 @@ class Tables:
     generic_names: frozenset[str] = frozenset()
     """Kernels that communicate by a generic rule: a word in their name, or what launched them."""
 
+    works: Sequence[Work] = ()
+    """Of operators whose shapes and types say how many operations they take."""
     missing_device: str = ""
     """What shows that the job ran on a device whose work is not in the trace; empty: nothing does."""
 
@@ -95,6 +98,8 @@ class RankTrace:
     num_bytes: int
     breakdown: Breakdown
     collectives: CollectiveList
+    memory: Sequence[MemoryPoint] = ()
+    """Of the device, where it was recorded."""
     counted: Sequence[Any]
     """The results of the further counters, in their order."""
 
@@ -109,6 +114,7 @@ class _Collector:
     lanes: list[Lane] = field(default_factory=list)
     host_steps: list[ProfilerStep] = field(default_factory=list)
     device_steps: list[ProfilerStep] = field(default_factory=list)
+    works: Works = field(default_factory=Works)
     num_events: int = 0
     has_foreign_tasks: bool = False
     """Whether the trace has tasks of a device that we cannot read."""
@@ -132,13 +138,16 @@ class _Collector:
         kinds = np.array(self._entry_kinds, dtype=np.uint8)[entries]
         on_device = np.array(self._entry_on_device, dtype=np.bool_)[entries]
         self._keep(batch, kinds, np.flatnonzero(np.array(self._entry_is_kept, dtype=np.bool_)[entries]))
-        kept = np.flatnonzero(kinds < Kind.OTHER)
+        kept = np.flatnonzero((kinds != Kind.OTHER) & (kinds != Kind.REQUEST))
         records = np.zeros(len(kept), dtype=RECORD)
         records["start"], records["end"] = batch.start_ns[kept], batch.end_ns[kept]
         records["kind"], records["on_device"] = kinds[kept], on_device[kept]
         records["name"] = np.array(self._entry_names, dtype=np.int32)[entries[kept]]
         chosen = [events[index] for index in kept]
-        records["correlation"] = [e.args.correlation for e in chosen]
+        records["correlation"] = [
+            e.args.correlation if e.args.correlation >= 0 else e.args.sequence_number for e in chosen
+        ]
+        records["work"] = [self.works.number(e.name, e.args) if e.name in FORMULAS else -1 for e in chosen]
         keys = [(e.pid, e.tid, is_device) for e, is_device in zip(chosen, on_device[kept].tolist(), strict=True)]
         lanes = {key: self._find_lane(*key) for key in dict.fromkeys(keys)}
         records["lane"] = [lanes[key] for key in keys]
@@ -225,6 +234,7 @@ def read_rank(
         num_bytes=file.num_bytes,
         breakdown=breakdown.finish(),
         collectives=collector.collectives.finish(file.header, links, tables.host_steps),
+        memory=file.memory,
         counted=[counter.finish() for counter in further],
     )
 
@@ -269,6 +279,7 @@ def _make_tables(collector: _Collector, spans: _Spans, links: Links, header: Hea
         step_basis=links.basis,
         missing_device="" if spans.has_device else _find_missing_device(header, collector),
         unlinked_share=links.unlinked_share,
+        works=collector.works.found,
         host_steps=arrange_steps(collector.host_steps or collector.device_steps),
         generic_names=frozenset(collector.classify.generic_names)
         | {collector.names[one.name] for one in links.unnamed},
@@ -287,7 +298,8 @@ class _Spans:
         kind, on_device = records["kind"], records["on_device"]
         is_device = on_device & (kind <= Kind.COPY)
         is_host = ~on_device & ((kind == Kind.OPERATOR) | (kind == Kind.COMMUNICATION))
-        for span, is_part in ((self._all, kind <= Kind.OTHER), (self._device, is_device), (self._host, is_host)):
+        is_any = np.ones(len(records), dtype=np.bool_)
+        for span, is_part in ((self._all, is_any), (self._device, is_device), (self._host, is_host)):
             if is_part.any():
                 span[:] = [
                     min([*span[:1], int(records["start"][is_part].min())]),

@@ -28,7 +28,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.events import Event, Header, OpenEvents, is_time, pair_events, read_header, repair_events
+from scalelab.trace.events import (
+    MOST_MEMORY_POINTS,
+    Event,
+    Header,
+    MemoryPoint,
+    OpenEvents,
+    is_memory,
+    is_time,
+    pair_events,
+    read_header,
+    repair_events,
+)
 
 PIECE_BYTES = 1 << 19
 LARGEST_EVENT_BYTES = 1 << 26
@@ -58,7 +69,6 @@ class Pieces(Generic[T]):
         self.header = Header()
         """Complete only after the last list."""
         self.num_bytes = 0
-        """Read so far, uncompressed."""
 
     def __iter__(self) -> Iterator[T]:
         with _open(self.path) as stream:
@@ -311,6 +321,7 @@ class TraceFile:
         """The unit of the file's times: 1000 is microseconds, 1 nanoseconds."""
         self.num_unusable = 0
         """Events that were left out: no time, no end, a negative duration, fields of the wrong kind."""
+        self.memory: list[MemoryPoint] = []
         self._pieces = Pieces(path, self._decode_batch)
         self._is_exact = False
         """Whether times are decoded as decimals."""
@@ -351,6 +362,7 @@ class TraceFile:
         if not {event.ph for event in events}.isdisjoint("BE"):
             self._may_be_decimal = True
             events = pair_events(events, self._open_events)
+        self._keep_memory([event for event in events if event.ph == "i" and is_memory(event)])
         complete = [event for event in events if event.ph == "X"]
         if self._may_be_decimal:
             complete = [event for event in complete if is_time(event.ts) and is_time(event.dur)]
@@ -364,6 +376,11 @@ class TraceFile:
             start, length = start[is_usable], length[is_usable]
         self.num_unusable += len(complete) - len(kept)
         return Batch(kept, start, start + length)
+
+    def _keep_memory(self, events: list[Event]) -> None:
+        if events and len(self.memory) < MOST_MEMORY_POINTS:
+            times, is_usable = self._to_ns([event.ts for event in events])
+            self.memory += [MemoryPoint.read(events[place], times[place]) for place in np.flatnonzero(is_usable)]
 
     def _to_ns(self, ticks: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Times as integer nanoseconds, and which of them can be had."""

@@ -33,11 +33,14 @@ RECORD = np.dtype(
         ("name", np.int32),
         ("lane", np.int32),
         ("step", np.int32),
+        ("work", np.int32),
         ("kind", np.uint8),
         ("on_device", np.bool_),
     ]
 )
-"""An event: times in nanoseconds, places of its name, lane and step in the tables of the rank."""
+"""An event: times in nanoseconds, places of its name, lane, step and work (-1: unknown) in the tables of the rank.
+
+The correlation of an operator is autograd's sequence number."""
 NO_STEP = -1
 Records = NDArray[np.void]
 

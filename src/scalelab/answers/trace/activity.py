@@ -1,14 +1,15 @@
-"""Tables of what ran and what did not: kernels, operators, idle streams, launches, queues, gaps."""
+"""Tables of what ran, for what, and what did not: kernels, operators, device time, idle streams, launches, gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from scalelab.answers.trace.tables import latency_column, note_more
 from scalelab.answers.trace.view import NS, TraceView, add_kernels, add_operators, divide, name_cells
-from scalelab.report.document import Cell, Table
+from scalelab.report.charts.step_times import plot_timeline
+from scalelab.report.document import Cell, Chart, Table
 from scalelab.report.tables import (
     Field,
     count_column,
@@ -18,7 +19,9 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
+from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNKNOWN, Asked, AskedTime, add_asked
 from scalelab.trace.idle import SHORT
+from scalelab.trace.kinds import MODULE
 from scalelab.trace.launches import LIMIT, LONG_CALL_NS, LONG_DELAY_NS
 from scalelab.trace.rank_trace import Lane
 from scalelab.units import format_seconds, format_share
@@ -210,3 +213,98 @@ def name_lane(view: TraceView, rank: int, lane: Lane) -> str:
     """A stream by its number, with its device if the trace has several."""
     has_several = len(view.ranks[rank].tables.list_devices()) > 1
     return f"{lane.process}/{lane.thread}" if lane.is_device and has_several else lane.thread
+
+
+FLAMES = (FORWARD, BACKWARD, OPTIMIZER, UNKNOWN)
+MOST_BOXES = 400
+NARROWEST = 1 / 500
+"""Boxes of the flame graph that are narrower are left out."""
+
+
+def make_asked_tables(view: TraceView) -> Iterator[Table]:
+    """Device time by phase and operator, module, annotation and line, as far as recorded."""
+    times = add_asked(one for counted in view.counted.values() for one in counted.attribution.times)
+    whole = sum(one.total_ns for one in times)
+    readers: dict[str, Callable[[Asked], str]] = {
+        "operator": lambda asked: asked.operator,
+        "module": lambda asked: name_module(asked.modules),
+        "annotation": lambda asked: asked.annotation,
+        "source line": lambda asked: asked.source,
+    }
+    for what, read in readers.items():
+        merged = add_asked(AskedTime(Asked(one.asked.phase, read(one.asked)), one.count, one.total_ns) for one in times)
+        if any(one.asked.operator for one in merged) and whole:
+            yield _make_asked_table(view, what, merged, whole)
+
+
+def name_module(modules: Sequence[str]) -> str:
+    """The last module of a chain, inside the one around it."""
+    return " / ".join(name.removeprefix(MODULE) for name in modules[-2:])
+
+
+def _make_asked_table(view: TraceView, what: str, rows: Sequence[AskedTime], whole: int) -> Table:
+    shown = rows[: view.top]
+    names = name_cells([one.asked.operator for one in shown])
+    return make_table(
+        shown,
+        text_column(
+            what.replace(" ", "_"), what, lambda one: names[one.asked.operator] if one.asked.operator else None
+        ),
+        text_column("phase", "phase", lambda one: one.asked.phase),
+        count_column("num_kernels", "kernels", lambda one: one.count),
+        seconds_column("total_seconds", "device time", lambda one: one.total_ns * NS),
+        share_column("device_share", "device time / all", lambda one: divide(one.total_ns, whole)),
+        title=f"Device time by {what}",
+        notes=(
+            "all: sum over kernels, copies and ranks; a kernel belongs to what was open where the host launched it",
+            *note_more(len(rows), len(shown)),
+        ),
+    )
+
+
+def draw_flames(view: TraceView) -> Chart | None:
+    """Device time from phase to module to operator; None: nothing was launched."""
+    times = add_asked(one for counted in view.counted.values() for one in counted.attribution.times)
+    whole = sum(one.total_ns for one in times)
+    tree: dict[tuple[str, ...], int] = {}
+    for one in times:
+        asked = one.asked
+        modules = [name.removeprefix(MODULE) for name in asked.modules]
+        path = [
+            asked.phase,
+            *([asked.annotation] if asked.annotation and not modules else []),
+            *modules,
+            asked.operator,
+        ]
+        for depth in range(1, len(path) + 1):
+            key = tuple(path[:depth])
+            tree[key] = tree.get(key, 0) + one.total_ns
+    rows = list(_place_boxes(tree, whole)) if whole else []
+    if len(rows) < 2:
+        return None
+    rows.sort(key=lambda row: row["depth"])
+    caption = (
+        "Width is device time, summed over kernels and ranks: the phase on top, then modules or annotations, then the"
+        f" operator that launched the kernels. Boxes below {format_share(NARROWEST)} of it are left out."
+    )
+    return plot_timeline(
+        title="Device time by what asked for it", rows=rows[:MOST_BOXES], caption=caption, series=FLAMES
+    )
+
+
+def _place_boxes(tree: Mapping[tuple[str, ...], int], whole: int) -> Iterator[dict[str, Any]]:
+    """Children side by side below their parent, the widest first."""
+    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for path in tree:
+        children.setdefault(path[:-1], []).append(path)
+    waiting: list[tuple[tuple[str, ...], int]] = [((), 0)]
+    while waiting:
+        parent, start = waiting.pop()
+        for path in sorted(children.get(parent, ()), key=lambda one: (-tree[one], one)):
+            if tree[path] >= NARROWEST * whole:
+                yield {
+                    "series": path[0], "lane": f"level {len(path)}", "rank": 0, "depth": len(path), "start": start * NS,
+                    "duration": tree[path] * NS, "name": path[-1][:80] or "no operator", "count": 1,
+                }  # fmt: skip
+                waiting.append((path, start))
+            start += tree[path]

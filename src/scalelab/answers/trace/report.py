@@ -18,6 +18,7 @@ from scalelab.answers.trace.activity import (
     make_queues_table,
 )
 from scalelab.answers.trace.charts import MOST_RANKS, draw_timelines
+from scalelab.answers.trace.efficiency import explain_unrecorded, make_efficiency_sections, summarise_efficiency
 from scalelab.answers.trace.tables import (
     make_arrivals_table,
     make_kinds_table,
@@ -98,6 +99,7 @@ def summarise(view: TraceView) -> Iterator[Finding]:
     yield from _summarise_kinds(view)
     yield from _summarise_idle(view)
     yield from _summarise_names(view)
+    yield from summarise_efficiency(view)
 
 
 def _name_base(num_ranks: int) -> str:
@@ -257,6 +259,7 @@ def explain_missing(view: TraceView) -> Iterator[str]:
         yield "Arrivals: they need the traces of several ranks."
     elif view.job.arrivals is None:
         yield "Arrivals: no collective is in the traces of several ranks."
+    yield from explain_unrecorded(view)
 
 
 def describe_traces(view: TraceView) -> Document:
@@ -267,6 +270,7 @@ def describe_traces(view: TraceView) -> Document:
         if view.lacks_device
         else _add_charts(_make_section("Where the time goes", make_ranks_table(view), make_steps_table(view)), view),
         _make_section("Communication", make_kinds_table(view), make_transfers_table(view), make_arrivals_table(view)),
+        *make_efficiency_sections(view),
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(
             "Idle time",

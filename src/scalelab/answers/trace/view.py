@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scalelab.answers.trace.charts import Timeline, TimelineCounter
 from scalelab.errors import UsageError
 from scalelab.report.document import Cell
+from scalelab.trace.attribution import Attribution, AttributionCounter
 from scalelab.trace.collectives import Collective
 from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.job_trace import JobTrace
@@ -34,11 +35,15 @@ class Counted(NamedTuple):
     operators: Sequence[OperatorTime]
     lanes: LaneTimes
     timeline: Timeline
+    attribution: Attribution
+
+
+COUNTERS = (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter, AttributionCounter)
 
 
 def make_counters(steps: Steps) -> list[MakeCounter]:
     """Everything read from a trace besides its breakdown and its collectives."""
-    return [partial(kind, steps=steps) for kind in (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter)]
+    return [partial(kind, steps=steps) for kind in COUNTERS]
 
 
 @dataclass(frozen=True, kw_only=True)

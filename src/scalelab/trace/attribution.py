@@ -1,0 +1,297 @@
+"""Device time by what asked for it: phase, operator, module, annotation, source line; and products with known work.
+
+A kernel belongs to the call that launched it (they share a correlation number), and the call to everything that is open
+on its thread at that moment: the innermost operator, `nn.Module`, annotation (`record_function`) and line of the user's
+own code. Modules and lines are in the trace if it was recorded with stacks (`with_stack=True`).
+
+    backward    launched inside an autograd node
+    optimizer   launched inside `Optimizer.step` or `Optimizer.zero_grad`
+    forward     the rest
+
+A kernel of backward has the module, annotation and line of the forward operator with the same sequence number of
+autograd. A CUDA graph hides what it runs: its kernels belong to where the graph was launched. Kernels without a
+recorded launch belong to nothing. Times are sums of durations, overlaps on other streams included.
+
+Work is that of the innermost product, convolution or attention with known shapes (`work.py`) around the launch; an
+operator counts once, with all its kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalelab.trace.kinds import Kind
+from scalelab.trace.launches import MOST_PENDING
+from scalelab.trace.operators import find_owners
+from scalelab.trace.rank_trace import Tables
+from scalelab.trace.windows import Records, Steps, Window, choose_records
+from scalelab.trace.work import Work
+
+FORWARD, BACKWARD, OPTIMIZER, UNKNOWN = "forward", "backward", "optimizer", "no recorded launch"
+GRAPH = "CUDA graph"
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
+_OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)\b")
+MOST_FORWARD = 1 << 18
+"""Forward operators whose place is remembered for their backward."""
+
+Numbers = NDArray[np.int64]
+
+
+class Asked(NamedTuple):
+    """What a kernel was launched for; empty texts: unknown."""
+
+    phase: str
+    operator: str
+    modules: tuple[str, ...] = ()
+    """The outermost first."""
+    annotation: str = ""
+    source: str = ""
+
+
+@dataclass
+class AskedTime:
+    """All kernels that were launched for one thing."""
+
+    asked: Asked
+    count: int = 0
+    total_ns: int = 0
+
+
+@dataclass
+class WorkTime:
+    """All calls of one operator with the same shapes and types."""
+
+    work: Work
+    count: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """The device time of one rank."""
+
+    times: Sequence[AskedTime]
+    """The most time first."""
+    works: Sequence[WorkTime]
+    has_modules: bool
+    has_sources: bool
+    has_shapes: bool
+
+    @property
+    def total_ns(self) -> int:
+        return sum(one.total_ns for one in self.times)
+
+
+class _Place(NamedTuple):
+    """Where a call is in the user's program."""
+
+    modules: int = 0
+    annotation: int = -1
+    source: int = -1
+
+
+@dataclass
+class _Paths:
+    """Chains of modules by number; 0 is none."""
+
+    chains: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    _numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def extend(self, parent: int, name: int) -> int:
+        key = (parent, name)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.chains)
+            self.chains.append((*self.chains[parent], name))
+        return self._numbers[key]
+
+    def number(self, frames: Records) -> Numbers:
+        """The chain that every module of a window is the last of."""
+        found = np.zeros(len(frames), dtype=np.int64)
+        stack: list[tuple[int, int, int]] = []
+        order = np.lexsort((-frames["end"], frames["start"], frames["lane"]))
+        for place in order.tolist():
+            lane, start, end = (int(frames[name][place]) for name in ("lane", "start", "end"))
+            while stack and (stack[-1][0] != lane or stack[-1][1] <= start):
+                stack.pop()
+            found[place] = self.extend(stack[-1][2] if stack else 0, int(frames["name"][place]))
+            stack.append((lane, end, int(found[place])))
+        return found
+
+
+class AttributionCounter:
+    """Follows launches to their kernels."""
+
+    def __init__(self, tables: Tables, steps: Steps = None) -> None:
+        self._names, self._works = tables.names, tables.works
+        self._known_steps, self._steps = tables.steps, steps
+        self._is_backward, self._is_optimizer = (
+            np.array([bool(pattern.search(name)) for name in tables.names], dtype=np.bool_)
+            for pattern in (_BACKWARD, _OPTIMIZER)
+        )
+        self._is_graph = np.array(["GraphLaunch" in name for name in tables.names], dtype=np.bool_)
+        self._paths = _Paths()
+        self._seen_kinds: set[int] = set()
+        self._forward: dict[int, _Place] = {}
+        self._launched: dict[int, tuple[int, int]] = {}
+        """Thing asked for and event of work, by correlation number."""
+        self._asked: dict[Asked, int] = {}
+        self._count, self._total = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        """By the number of what was asked for; the last is that of kernels without a launch."""
+        self._running: dict[tuple[int, int], int] = {}
+        self._event_work: list[int] = []
+        self._ran: set[int] = set()
+        """Events of work with a kernel that counts."""
+        self._work_total = np.zeros(len(tables.works), dtype=np.int64)
+
+    def take(self, window: Window) -> None:
+        host = window.all_records[~window.all_records["on_device"]]
+        begun = window.records[~window.records["on_device"]]
+        self._seen_kinds.update(np.unique(begun["kind"]).tolist())
+        calls = begun[(begun["kind"] == Kind.LAUNCH) & (begun["correlation"] > 0)]
+        if len(calls) or Kind.MODULE in self._seen_kinds or Kind.SOURCE in self._seen_kinds:
+            self._remember(host, begun, calls, window.end)
+        kernels = window.records[window.records["on_device"] & (window.records["kind"] <= Kind.COPY)]
+        kernels = kernels[choose_records(kernels, self._known_steps, self._steps)]
+        if len(kernels):
+            self._add(kernels)
+
+    def _remember(self, host: Records, begun: Records, calls: Records, end: int) -> None:
+        kind, name = host["kind"], host["name"]
+        is_operator = (kind == Kind.OPERATOR) | (kind == Kind.ENCLOSING)
+        modules = host[kind == Kind.MODULE]
+        chains = self._paths.number(modules)
+        sides = (host[(kind == Kind.ANNOTATION) & ~self._is_optimizer[name]], host[kind == Kind.SOURCE])
+
+        def place(events: Records) -> list[_Place]:
+            chain = _pick(chains, find_frames(modules, events), 0)
+            others = [_pick(side["name"], find_frames(side, events), -1) for side in sides]
+            return [_Place(*one) for one in zip(chain, *others, strict=True)]
+
+        nodes = host[is_operator & self._is_backward[name]]
+        if len(modules) or any(map(len, sides)):
+            asking = begun[np.isin(begun["kind"], (Kind.OPERATOR, Kind.ENCLOSING)) & (begun["correlation"] > 0)]
+            asking = asking[find_frames(nodes, asking) < 0]
+            self._forward.update(zip(asking["correlation"].tolist(), place(asking), strict=True))
+            for number in list(self._forward)[: max(0, len(self._forward) - MOST_FORWARD)]:
+                del self._forward[number]
+        node = find_frames(nodes, calls)
+        is_optimizer = find_frames(host[self._is_optimizer[name]], calls) >= 0
+        operators = host[is_operator]
+        operator = _pick(operators["name"], find_frames(operators, calls), -1)
+        events = self._number_works(host[host["work"] >= 0], calls, end)
+        sequence = _pick(nodes["correlation"], node, -1)
+        rows = zip(calls["correlation"].tolist(), calls["name"].tolist(), operator, is_optimizer.tolist(), sequence,
+                   place(calls), node.tolist(), events, strict=True)  # fmt: skip
+        for correlation, call, asked_by, is_update, number, where, in_node, event in rows:
+            phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD
+            known = self._forward.get(number, where) if phase == BACKWARD and where == _Place() else where
+            self._launched[correlation] = self._number(phase, call, asked_by, known), event
+        for number in list(self._launched)[: max(0, len(self._launched) - MOST_PENDING)]:
+            del self._launched[number]
+
+    def _number(self, phase: str, call: int, operator: int, place: _Place) -> int:
+        names = self._names
+        text = names[operator] if operator >= 0 else names[call]
+        annotation = names[place.annotation] if place.annotation >= 0 else ""
+        if self._is_graph[call]:
+            text = f"{GRAPH} in {names[operator]}" if operator >= 0 else GRAPH
+        source = names[place.source] if place.source >= 0 else ""
+        modules = tuple(names[one] for one in self._paths.chains[place.modules])
+        return self._asked.setdefault(Asked(phase, text, modules, annotation, source), len(self._asked))
+
+    def _number_works(self, frames: Records, calls: Records, end: int) -> list[int]:
+        """The event of work around every call; -1: none."""
+        found, running = [], {}
+        for place in find_frames(frames, calls).tolist():
+            if place < 0:
+                found.append(-1)
+                continue
+            key = int(frames["lane"][place]), int(frames["start"][place])
+            if key not in self._running:
+                self._running[key] = len(self._event_work)
+                self._event_work.append(int(frames["work"][place]))
+            found.append(self._running[key])
+            if int(frames["end"][place]) > end:
+                running[key] = self._running[key]
+        self._running = running
+        return found
+
+    def _add(self, kernels: Records) -> None:
+        launched = [self._launched.get(number, (-1, -1)) for number in kernels["correlation"].tolist()]
+        asked, event = (np.array(column, dtype=np.int64) for column in zip(*launched, strict=True))
+        length = kernels["end"] - kernels["start"]
+        size = len(self._asked) + 1
+        if len(self._total) < size:
+            self._count, self._total = (_grow(one, size) for one in (self._count, self._total))
+        np.add.at(self._count, asked, 1)
+        np.add.at(self._total, asked, length)
+        is_work = event >= 0
+        if is_work.any():
+            self._ran.update(event[is_work].tolist())
+            works = np.array([self._event_work[one] for one in event[is_work].tolist()], dtype=np.int64)
+            np.add.at(self._work_total, works, length[is_work])
+
+    def finish(self) -> Attribution:
+        unknown = Asked(UNKNOWN, "")
+        times = [
+            AskedTime(asked, int(self._count[number]), int(self._total[number]))
+            for asked, number in ((unknown, len(self._total) - 1), *self._asked.items())
+            if number < len(self._total) and self._count[number]
+        ]
+        counts = np.bincount([self._event_work[one] for one in self._ran], minlength=len(self._works))
+        works = [
+            WorkTime(work, int(count), int(total))
+            for work, count, total in zip(self._works, counts, self._work_total, strict=True)
+            if count
+        ]
+        return Attribution(
+            times=sorted(times, key=lambda one: (-one.total_ns, one.asked)),
+            works=sorted(works, key=lambda one: (-one.total_ns, one.work)),
+            has_modules=Kind.MODULE in self._seen_kinds,
+            has_sources=Kind.SOURCE in self._seen_kinds,
+            has_shapes=bool(self._works),
+        )
+
+
+def _pick(values: NDArray[np.generic], places: NDArray[np.intp], nothing: int) -> list[int]:
+    """The values at places; `nothing` where there is none."""
+    if not len(values):
+        return [nothing] * len(places)
+    found: list[int] = np.where(places >= 0, values[np.maximum(places, 0)], nothing).tolist()
+    return found
+
+
+def _grow(totals: Numbers, size: int) -> Numbers:
+    """With more places; the last stays the last."""
+    return np.concatenate([totals[:-1], np.zeros(size - len(totals), dtype=np.int64), totals[-1:]])
+
+
+def find_frames(frames: Records, events: Records) -> NDArray[np.intp]:
+    """For every event, the innermost frame that is open on its thread when it begins; -1: none."""
+    found = np.full(len(events), -1, dtype=np.intp)
+    if not len(frames) or not len(events):
+        return found
+    for lane in np.unique(events["lane"]):
+        own, asking = np.flatnonzero(frames["lane"] == lane), np.flatnonzero(events["lane"] == lane)
+        if len(own):
+            time, owner = find_owners(frames[own])
+            place = np.searchsorted(time, events["start"][asking], side="right") - 1
+            inner = np.where(place >= 0, owner[np.maximum(place, 0)], -1)
+            found[asking] = np.where(inner >= 0, own[np.maximum(inner, 0)], -1)
+    return found
+
+
+def add_asked(times: Iterable[AskedTime]) -> list[AskedTime]:
+    """Several ranks together, the most time first."""
+    found: dict[Asked, AskedTime] = {}
+    for one in times:
+        known = found.setdefault(one.asked, AskedTime(one.asked))
+        known.count += one.count
+        known.total_ns += one.total_ns
+    return sorted(found.values(), key=lambda one: (-one.total_ns, one.asked))
