@@ -14,8 +14,8 @@ from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.predict.devices import DEVICES, recognize_device
 from scalelab.report.document import Document
 from scalelab.trace import windows
-from scalelab.trace.attribution import Asked, Attribution, AttributionCounter, WorkTime
-from scalelab.trace.events import Arguments, MemoryPoint
+from scalelab.trace.attribution import Attribution, AttributionCounter, Caller, WorkTime
+from scalelab.trace.events import AllocatorReading, Arguments
 from scalelab.trace.job_trace import find_trace_files, read_ranks
 from scalelab.trace.rank_trace import read_rank
 from scalelab.trace.work import read_work
@@ -66,11 +66,11 @@ def test_a_kernel_belongs_to_what_was_open_where_it_was_launched(
     modules = ("nn.Module: Model_0", "nn.Module: Linear_1")
     where: dict[str, Any] = {"modules": modules, "annotation": "my part", "source": "train.py(10): step"}
     assert {one.asked: (one.count, one.total_ns) for one in found.times} == {
-        Asked("forward", "aten::addmm", **where): (2, 15_000),
-        Asked("backward", "aten::mm", **where): (1, 20_000),
-        Asked("optimizer", "aten::add_"): (1, 3_000),
-        Asked("forward", "CUDA graph"): (2, 15_000),
-        Asked("no recorded launch", ""): (1, 1_000),
+        Caller("forward", "aten::addmm", **where): (2, 15_000),
+        Caller("backward", "aten::mm", **where): (1, 20_000),
+        Caller("optimizer", "aten::add_"): (1, 3_000),
+        Caller("forward", "CUDA graph"): (2, 15_000),
+        Caller("no recorded launch", ""): (1, 1_000),
     }
     (work,) = found.works
     assert (work.count, work.total_ns, work.work.num_operations) == (1, 15_000, 2 * 8 * 16 * 4)
@@ -149,7 +149,7 @@ def test_memory_keeps_its_peak_in_few_points(tmp_path: Path) -> None:
     memory = read_rank(builder.write(tmp_path / "t.json")).memory
     assert len(memory) == 2000
     thin = thin_memory(memory)
-    assert max(thin, key=lambda one: one.allocated_bytes) == MemoryPoint(776_000, 776, 4096)
+    assert max(thin, key=lambda one: one.allocated_bytes) == AllocatorReading(776_000, 776, 4096)
     assert 100 < len(thin) < 400
 
 

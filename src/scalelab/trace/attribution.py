@@ -43,7 +43,7 @@ MOST_FORWARD = 1 << 18
 Numbers = NDArray[np.int64]
 
 
-class Asked(NamedTuple):
+class Caller(NamedTuple):
     """What a kernel was launched for; empty texts: unknown."""
 
     phase: str
@@ -55,10 +55,10 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class AskedTime:
+class CallerTime:
     """All kernels that were launched for one thing."""
 
-    asked: Asked
+    asked: Caller
     count: int = 0
     total_ns: int = 0
 
@@ -76,7 +76,7 @@ class WorkTime:
 class Attribution:
     """The device time of one rank."""
 
-    times: Sequence[AskedTime]
+    times: Sequence[CallerTime]
     """The most time first."""
     works: Sequence[WorkTime]
     has_modules: bool
@@ -140,7 +140,7 @@ class AttributionCounter:
         self._forward: dict[int, _Place] = {}
         self._launched: dict[int, tuple[int, int]] = {}
         """Thing asked for and event of work, by correlation number."""
-        self._asked: dict[Asked, int] = {}
+        self._asked: dict[Caller, int] = {}
         self._count, self._total = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         """By the number of what was asked for; the last is that of kernels without a launch."""
         self._running: dict[tuple[int, int], int] = {}
@@ -203,7 +203,7 @@ class AttributionCounter:
             text = f"{GRAPH} in {names[operator]}" if operator >= 0 else GRAPH
         source = names[place.source] if place.source >= 0 else ""
         modules = tuple(names[one] for one in self._paths.chains[place.modules])
-        return self._asked.setdefault(Asked(phase, text, modules, annotation, source), len(self._asked))
+        return self._asked.setdefault(Caller(phase, text, modules, annotation, source), len(self._asked))
 
     def _number_works(self, frames: Records, calls: Records, end: int) -> list[int]:
         """The event of work around every call; -1: none."""
@@ -238,9 +238,9 @@ class AttributionCounter:
             np.add.at(self._work_total, works, length[is_work])
 
     def finish(self) -> Attribution:
-        unknown = Asked(UNKNOWN, "")
+        unknown = Caller(UNKNOWN, "")
         times = [
-            AskedTime(asked, int(self._count[number]), int(self._total[number]))
+            CallerTime(asked, int(self._count[number]), int(self._total[number]))
             for asked, number in ((unknown, len(self._total) - 1), *self._asked.items())
             if number < len(self._total) and self._count[number]
         ]
@@ -287,11 +287,11 @@ def find_frames(frames: Records, events: Records) -> NDArray[np.intp]:
     return found
 
 
-def add_asked(times: Iterable[AskedTime]) -> list[AskedTime]:
+def add_asked(times: Iterable[CallerTime]) -> list[CallerTime]:
     """Several ranks together, the most time first."""
-    found: dict[Asked, AskedTime] = {}
+    found: dict[Caller, CallerTime] = {}
     for one in times:
-        known = found.setdefault(one.asked, AskedTime(one.asked))
+        known = found.setdefault(one.asked, CallerTime(one.asked))
         known.count += one.count
         known.total_ns += one.total_ns
     return sorted(found.values(), key=lambda one: (-one.total_ns, one.asked))

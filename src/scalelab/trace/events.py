@@ -66,10 +66,10 @@ class Event(msgspec.Struct, gc=False):
 
 MEMORY = "[memory]"
 """The name of events that say what an allocator holds."""
-MOST_MEMORY_POINTS = 1 << 20
+MOST_READINGS = 1 << 20
 
 
-class MemoryPoint(NamedTuple):
+class AllocatorReading(NamedTuple):
     """What the allocator of a device held."""
 
     time_ns: int
@@ -77,7 +77,7 @@ class MemoryPoint(NamedTuple):
     reserved_bytes: int
 
     @classmethod
-    def read(cls, event: Event, time_ns: int) -> MemoryPoint:
+    def read(cls, event: Event, time_ns: int) -> AllocatorReading:
         return cls(int(time_ns), event.args.allocated_bytes, event.args.reserved_bytes)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.events import Header, MemoryPoint
+from scalelab.trace.events import AllocatorReading, Header
 from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
@@ -98,7 +98,7 @@ class RankTrace:
     num_bytes: int
     breakdown: Breakdown
     collectives: CollectiveList
-    memory: Sequence[MemoryPoint] = ()
+    memory: Sequence[AllocatorReading] = ()
     """Of the device, where it was recorded."""
     counted: Sequence[Any]
     """The results of the further counters, in their order."""

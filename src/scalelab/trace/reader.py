@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.events import (
-    MOST_MEMORY_POINTS,
+    MOST_READINGS,
+    AllocatorReading,
     Event,
     Header,
-    MemoryPoint,
     OpenEvents,
     is_memory,
     is_time,
@@ -321,7 +321,7 @@ class TraceFile:
         """The unit of the file's times: 1000 is microseconds, 1 nanoseconds."""
         self.num_unusable = 0
         """Events that were left out: no time, no end, a negative duration, fields of the wrong kind."""
-        self.memory: list[MemoryPoint] = []
+        self.memory: list[AllocatorReading] = []
         self._pieces = Pieces(path, self._decode_batch)
         self._is_exact = False
         """Whether times are decoded as decimals."""
@@ -378,9 +378,9 @@ class TraceFile:
         return Batch(kept, start, start + length)
 
     def _keep_memory(self, events: list[Event]) -> None:
-        if events and len(self.memory) < MOST_MEMORY_POINTS:
+        if events and len(self.memory) < MOST_READINGS:
             times, is_usable = self._to_ns([event.ts for event in events])
-            self.memory += [MemoryPoint.read(events[place], times[place]) for place in np.flatnonzero(is_usable)]
+            self.memory += [AllocatorReading.read(events[place], times[place]) for place in np.flatnonzero(is_usable)]
 
     def _to_ns(self, ticks: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Times as integer nanoseconds, and which of them can be had."""

@@ -19,7 +19,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNKNOWN, Asked, AskedTime, add_asked
+from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNKNOWN, Caller, CallerTime, add_asked
 from scalelab.trace.idle import SHORT
 from scalelab.trace.kinds import MODULE
 from scalelab.trace.launches import LIMIT, LONG_CALL_NS, LONG_DELAY_NS
@@ -225,14 +225,16 @@ def make_asked_tables(view: TraceView) -> Iterator[Table]:
     """Device time by phase and operator, module, annotation and line, as far as recorded."""
     times = add_asked(one for counted in view.counted.values() for one in counted.attribution.times)
     whole = sum(one.total_ns for one in times)
-    readers: dict[str, Callable[[Asked], str]] = {
+    readers: dict[str, Callable[[Caller], str]] = {
         "operator": lambda asked: asked.operator,
         "module": lambda asked: name_module(asked.modules),
         "annotation": lambda asked: asked.annotation,
         "source line": lambda asked: asked.source,
     }
     for what, read in readers.items():
-        merged = add_asked(AskedTime(Asked(one.asked.phase, read(one.asked)), one.count, one.total_ns) for one in times)
+        merged = add_asked(
+            CallerTime(Caller(one.asked.phase, read(one.asked)), one.count, one.total_ns) for one in times
+        )
         if any(one.asked.operator for one in merged) and whole:
             yield _make_asked_table(view, what, merged, whole)
 
@@ -242,7 +244,7 @@ def name_module(modules: Sequence[str]) -> str:
     return " / ".join(name.removeprefix(MODULE) for name in modules[-2:])
 
 
-def _make_asked_table(view: TraceView, what: str, rows: Sequence[AskedTime], whole: int) -> Table:
+def _make_asked_table(view: TraceView, what: str, rows: Sequence[CallerTime], whole: int) -> Table:
     shown = rows[: view.top]
     names = name_cells([one.asked.operator for one in shown])
     return make_table(

@@ -32,7 +32,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, WorkTime
-from scalelab.trace.events import MemoryPoint
+from scalelab.trace.events import AllocatorReading
 from scalelab.trace.waiting import ALIASES
 from scalelab.units import format_bytes, format_quantity, format_share
 
@@ -275,9 +275,9 @@ def draw_memory(view: TraceView) -> Chart | None:
     )
 
 
-def thin_memory(points: Sequence[MemoryPoint]) -> list[MemoryPoint]:
+def thin_memory(points: Sequence[AllocatorReading]) -> list[AllocatorReading]:
     """The largest of every stretch of time, in order."""
-    found: dict[int, MemoryPoint] = {}
+    found: dict[int, AllocatorReading] = {}
     if not points:
         return []
     ordered = sorted(points)

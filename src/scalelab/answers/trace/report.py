@@ -18,6 +18,7 @@ from scalelab.answers.trace.activity import (
     make_queues_table,
 )
 from scalelab.answers.trace.charts import MOST_RANKS, draw_timelines
+from scalelab.answers.trace.critical import find_critical_step, make_critical_section, summarise_critical
 from scalelab.answers.trace.efficiency import explain_unrecorded, make_efficiency_sections, summarise_efficiency
 from scalelab.answers.trace.tables import (
     make_arrivals_table,
@@ -265,11 +266,13 @@ def explain_missing(view: TraceView) -> Iterator[str]:
 def describe_traces(view: TraceView) -> Document:
     """Everything that the traces show."""
     missing = tuple(explain_missing(view))
+    critical = find_critical_step(view)
     sections = (
         None
         if view.lacks_device
         else _add_charts(_make_section("Where the time goes", make_ranks_table(view), make_steps_table(view)), view),
         _make_section("Communication", make_kinds_table(view), make_transfers_table(view), make_arrivals_table(view)),
+        make_critical_section(view, critical),
         *make_efficiency_sections(view),
         _make_section("What ran", make_kernels_table(view) if view.has_device else None, make_operators_table(view)),
         _make_section(
@@ -286,7 +289,7 @@ def describe_traces(view: TraceView) -> Document:
         question=QUESTION,
         setting=describe_setting(view),
         sections=tuple(section for section in sections if section is not None),
-        findings=tuple(summarise(view)),
+        findings=(*summarise(view), *summarise_critical(critical)),
         cautions=tuple(find_doubts(view)),
     )
 

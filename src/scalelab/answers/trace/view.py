@@ -13,6 +13,7 @@ from scalelab.errors import UsageError
 from scalelab.report.document import Cell
 from scalelab.trace.attribution import Attribution, AttributionCounter
 from scalelab.trace.collectives import Collective
+from scalelab.trace.critical_path import CriticalCounter, StepRecords
 from scalelab.trace.idle import LaneCounter, LaneTimes
 from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import Matching
@@ -36,9 +37,10 @@ class Counted(NamedTuple):
     lanes: LaneTimes
     timeline: Timeline
     attribution: Attribution
+    critical: StepRecords
 
 
-COUNTERS = (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter, AttributionCounter)
+COUNTERS = (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter, AttributionCounter, CriticalCounter)
 
 
 def make_counters(steps: Steps) -> list[MakeCounter]:

@@ -1,0 +1,123 @@
+"""The critical path: exact against a slow reference, and what it says of steps with known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalelab.answers.trace.critical import CriticalStep, find_critical_step, summarise_critical
+from scalelab.answers.trace.view import TraceView, make_counters
+from scalelab.trace.critical_path import Edge, Graph, StepPiece, StepTiming
+from scalelab.trace.job_trace import find_trace_files, read_ranks
+from tests.trace.build import TraceBuilder
+from tests.trace.real import TRACES, needs_traces
+
+
+def draw_graph(rng: np.random.Generator) -> tuple[Graph, list[int]]:
+    """A random graph in a random order of its moments, and the delay of every moment."""
+    count = int(rng.integers(2, 14))
+    names = [0, *(1 + rng.permutation(count - 1)).tolist()]
+    edges = [
+        Edge(names[source], names[target], int(rng.integers(0, 9)), StepPiece.COMPUTE, str(rng.integers(3)))
+        for target in range(1, count)
+        for source in rng.choice(target, size=int(rng.integers(1, min(target, 3) + 1)), replace=False).tolist()
+    ]
+    delays = [0, *(rng.integers(0, 4, count - 1) * rng.integers(0, 2, count - 1)).tolist()]
+    graph = Graph(times=[0] * count, edges=[edges[place] for place in rng.permutation(len(edges)).tolist()])
+    for moment in range(count):
+        graph.times[moment] = time_slowly(graph.edges, delays, moment, "")
+    return graph, delays
+
+
+def time_slowly(edges: list[Edge], delays: list[int], moment: int, free: str) -> int:
+    """Over all ways to a moment, one by one."""
+    ways = [
+        time_slowly(edges, delays, edge.source, free) + (0 if edge.name == free else edge.nanoseconds)
+        for edge in edges
+        if edge.target == moment
+    ]
+    return max(ways, default=0) + delays[moment]
+
+
+def test_a_thousand_random_graphs_are_timed_as_all_their_ways_say() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        graph, delays = draw_graph(rng)
+        timing = StepTiming(graph)
+        assert timing.delays == delays
+        assert timing.retime() == graph.times
+        slow = [time_slowly(graph.edges, delays, moment, "1") for moment in range(len(graph.times))]
+        assert timing.retime(lambda edge: edge.name == "1") == slow
+        assert timing.measure_without(lambda edge: edge.name == "1") == max(slow)
+        assert sum(piece.nanoseconds for piece in timing.walk()) == timing.span_ns == max(graph.times)
+
+
+def test_a_circle_is_refused() -> None:
+    graph = Graph(times=[0, 1, 2], edges=[Edge(0, 1, 1), Edge(1, 2, 1), Edge(2, 1, 1)])
+    with pytest.raises(ValueError, match="circle"):
+        StepTiming(graph)
+
+
+def find(builders: list[TraceBuilder], directory: Path) -> CriticalStep:
+    paths = [builder.write(directory / f"rank{builder.rank}.json") for builder in builders]
+    found = find_critical_step(TraceView(job=read_ranks(paths, counters=make_counters(None))))
+    assert found is not None
+    return found
+
+
+def test_a_busy_device_is_decided_by_its_kernels(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(4):
+        builder.launch("cudaLaunchKernel", 10 * number, 2, number + 1)
+        builder.kernel("gemm", 100 + 500 * number, 500, correlation=number + 1)
+    found = find([builder], tmp_path)
+    assert found.span_ns == 2_100_000
+    assert found.sum_by_piece()[StepPiece.COMPUTE] == (4, 2_000_000)
+    assert {one.change: one.span_ns for one in found.what_ifs}["gemm takes no time"] < 200_000
+
+
+def test_a_late_host_decides_the_step(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(4):
+        builder.launch("cudaLaunchKernel", 500 * number, 2, number + 1)
+        builder.kernel("gemm", 500 * number + 10, 100, correlation=number + 1)
+    found = find([builder], tmp_path)
+    assert found.sum_by_piece()[StepPiece.HOST] == (3, 1_500_000)
+    spans = {one.change: one.span_ns for one in found.what_ifs}
+    assert spans["the host launches in no time"] == 400_000
+    assert spans["gemm takes no time"] == found.span_ns - 100_000
+    (finding,) = summarise_critical(found)
+    assert finding.subject == "host"
+
+
+def test_the_path_crosses_to_the_rank_that_comes_last(tmp_path: Path) -> None:
+    builders = [TraceBuilder(rank=rank) for rank in range(2)]
+    for rank, builder in enumerate(builders):
+        for number, begin in enumerate((0, 1330, 2790)):
+            work = 400 + 500 * rank
+            builder.launch("cudaLaunchKernel", begin, 1, 10 * number + 1)
+            builder.launch("cudaLaunchKernel", begin + 2, 1, 10 * number + 2)
+            builder.kernel(f"gemm of {rank}", begin + 5, work, correlation=10 * number + 1)
+            start, stop = begin + 5 + work, begin + 5 + 900 + 100
+            builder.collective("allreduce", start, stop - start, stream=7, correlation=10 * number + 2, Seq=number)
+    found = find(builders, tmp_path)
+    names = {piece.name: (piece.nanoseconds, count) for piece, count in found.sum_by_name()}
+    assert found.num_ranks == 2
+    assert names["gemm of 1"][0] > 0
+    assert "gemm of 0" not in names
+    assert names["all_reduce"] == (100_000, 1)
+    spans = {one.change: one.span_ns for one in found.what_ifs}
+    assert spans["all_reduce takes no time"] == found.span_ns - 100_000
+    assert sum(piece.nanoseconds for piece in found.path) == found.span_ns
+
+
+@needs_traces
+def test_paths_of_real_steps_add_up_and_no_change_makes_them_longer() -> None:
+    for name in ("dlrm_8rank", "tracelens_mi300_resnet_ddp8"):
+        job = read_ranks(find_trace_files([TRACES / name]), counters=make_counters(None))
+        found = find_critical_step(TraceView(job=job))
+        assert found is not None
+        assert sum(piece.nanoseconds for piece in found.path) == found.span_ns
+        assert all(0 <= one.span_ns <= found.span_ns for one in found.what_ifs)
