@@ -78,6 +78,16 @@ def test_a_busy_device_is_decided_by_its_kernels(tmp_path: Path) -> None:
     assert {one.change: one.span_ns for one in found.what_ifs}["gemm takes no time"] < 200_000
 
 
+def test_a_step_whose_host_is_ahead_begins_with_its_first_kernel(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(4):
+        builder.launch("cudaLaunchKernel", 10 * number, 2, number + 1)
+        builder.kernel("gemm", 9000 + 500 * number, 500, correlation=number + 1)
+    found = find([builder], tmp_path)
+    assert found.sum_by_piece() == {StepPiece.COMPUTE: (4, 2_000_000)}
+    assert found.span_ns == 2_000_000
+
+
 def test_a_late_host_decides_the_step(tmp_path: Path) -> None:
     builder = TraceBuilder(num_ranks=1)
     for number in range(4):

@@ -9,9 +9,11 @@ between:
     collective    of matched ranks: all kernels have begun, then the transfer
     synchronize   the host waits for the last kernel that ended before the call returned
 
-What these do not explain stays as a delay of the moment ("other wait"), so the recorded times come out exactly. The
-critical path is the chain of last moments back from the end of the step; its pieces add up to the step. "What if" sets
-pieces to zero and times the graph anew; delays that are not explained stay. Threads of the host that launch are taken
+If the host is ahead (the first kernel was queued behind the step before), the step begins with its first kernel, and
+what the host did before costs nothing. What all this does not explain stays as a delay of the moment ("other wait"), so
+the recorded times come out exactly. The critical path is the chain of last moments back from the end of the step; its
+pieces add up to the step. "What if" sets pieces to zero and times the graph anew; unexplained delays stay.
+Threads of the host that launch are taken
 as one: forward, backward and optimizer alternate. Nothing else changes: kernels that then have the device for
 themselves do not run faster.
 """
@@ -34,6 +36,8 @@ from scalelab.trace.windows import RECORD, Records, Steps, Window
 MOST_RECORDS = 100_000
 """A step with more kernels and calls of the host, over all ranks, is left out."""
 NEAR_NS = 20_000
+LONGEST_LATENCY_NS = 100_000
+"""A kernel that begins later after its launch waited for something else."""
 _WAITS = re.compile(r"Synchronize")
 
 Times = NDArray[np.int64]
@@ -230,7 +234,7 @@ def build_graph(
         clock = matching.clocks.get(rank) if matching is not None else None
         base = ranks[rank].header.base_ns if abs(ranks[rank].header.base_ns) < LARGEST_BASE_NS else 0
         times = [records[side] + base for records in (step.kernels, step.calls) for side in ("start", "end")]
-        clocked[rank] = [clock.correct(one) for one in times] if clock is not None else times
+        clocked[rank] = _begin_with_device(step, [clock.correct(one) for one in times] if clock is not None else times)
     firsts = [int(one.min()) for times in clocked.values() for one in (times[0], times[2]) if len(one)]
     root = graph.add(min(firsts, default=0))
     hosts = {rank: f"host of rank {rank}" if len(steps) > 1 else "" for rank in steps}
@@ -245,6 +249,17 @@ def build_graph(
     return graph
 
 
+def _begin_with_device(step: StepRecords, times: list[Times]) -> list[Times]:
+    """Begins and ends of kernels and calls; if the host is ahead, its calls count from the first kernel on."""
+    starts, ends, call_starts, call_ends = times
+    if len(starts):
+        first = int(starts.argmin())
+        launches = call_starts[step.calls["correlation"] == step.kernels["correlation"][first]]
+        if len(launches) and int(starts[first]) - int(launches.min()) > LONGEST_LATENCY_NS:
+            call_starts, call_ends = (np.maximum(one, starts[first]) for one in (call_starts, call_ends))
+    return [starts, ends, call_starts, call_ends]
+
+
 def _add_rank(
     graph: Graph, root: int, step: StepRecords, host: str, starts: Times, ends: Times, call_starts: Times,
     call_ends: Times,
@@ -254,7 +269,7 @@ def _add_rank(
     launched = _add_calls(graph, root, step, host, call_starts, call_ends, ends, end)
     delays = [graph.times[begin[place]] - graph.times[launched[number]]
               for place, number in enumerate(step.kernels["correlation"].tolist()) if number in launched]  # fmt: skip
-    usual = max(0, int(np.quantile(delays, 0.05, method="lower"))) if delays else 0
+    usual = min(max(0, int(np.quantile(delays, 0.05, method="lower"))), LONGEST_LATENCY_NS) if delays else 0
     order = np.lexsort((ends, starts)).tolist()
     last: dict[int, int] = {}
     ended = np.sort(ends)

@@ -14,6 +14,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 NO_RAW = msgspec.Raw(b"null")
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -85,6 +87,18 @@ def is_memory(event: Event) -> bool:
     """Whether an event says what the allocator of a device holds, and when."""
     is_device = event.name == MEMORY and event.args.device_type > 0
     return is_device and event.args.allocated_bytes >= 0 and event.ts is not None and is_time(event.ts)
+
+
+ToNanoseconds = Callable[[list[Any]], tuple[NDArray[np.int64], NDArray[np.bool_]]]
+
+
+def read_memory(events: list[Event], to_ns: ToNanoseconds, num_before: int) -> list[AllocatorReading]:
+    """What allocators of devices held, where events say it; nothing after the first `MOST_READINGS`."""
+    known = [event for event in events if event.ph == "i" and is_memory(event)]
+    if not known or num_before > MOST_READINGS:
+        return []
+    times, is_usable = to_ns([event.ts for event in known])
+    return [AllocatorReading.read(known[place], times[place]) for place in np.flatnonzero(is_usable)]
 
 
 class GroupInfo(msgspec.Struct):

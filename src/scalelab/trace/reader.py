@@ -29,15 +29,14 @@ from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.events import (
-    MOST_READINGS,
     AllocatorReading,
     Event,
     Header,
     OpenEvents,
-    is_memory,
     is_time,
     pair_events,
     read_header,
+    read_memory,
     repair_events,
 )
 
@@ -362,7 +361,7 @@ class TraceFile:
         if not {event.ph for event in events}.isdisjoint("BE"):
             self._may_be_decimal = True
             events = pair_events(events, self._open_events)
-        self._keep_memory([event for event in events if event.ph == "i" and is_memory(event)])
+        self.memory += read_memory(events, self._to_ns, len(self.memory))
         complete = [event for event in events if event.ph == "X"]
         if self._may_be_decimal:
             complete = [event for event in complete if is_time(event.ts) and is_time(event.dur)]
@@ -376,11 +375,6 @@ class TraceFile:
             start, length = start[is_usable], length[is_usable]
         self.num_unusable += len(complete) - len(kept)
         return Batch(kept, start, start + length)
-
-    def _keep_memory(self, events: list[Event]) -> None:
-        if events and len(self.memory) < MOST_READINGS:
-            times, is_usable = self._to_ns([event.ts for event in events])
-            self.memory += [AllocatorReading.read(events[place], times[place]) for place in np.flatnonzero(is_usable)]
 
     def _to_ns(self, ticks: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Times as integer nanoseconds, and which of them can be had."""

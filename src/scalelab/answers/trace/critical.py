@@ -138,8 +138,9 @@ def _make_pieces(step: CriticalStep) -> Table:
         share_column("path_share", "on the path / step", lambda row: divide(max(0, row[1][1]), step.span_ns)),
         title="Critical path",
         notes=(
-            f"{_name_step(step)}: {format_seconds(step.span_ns * NS)} from the first call to the last kernel",
-            "the pieces add up to it; communication: transfers, after the last rank has come",
+            f"{_name_step(step)}: {format_seconds(step.span_ns * NS)} from its begin to the end of its last kernel",
+            "the pieces add up to it; communication: "
+            + ("transfers, after the last rank has come" if step.num_ranks > 1 else "waiting for other ranks included"),
         ),
     )
 

@@ -46,6 +46,8 @@ UTILIZATION = FindingKind(
 PEAK_MEMORY = FindingKind("peak-memory", "The most memory that the allocator held", DETAIL, ("bytes", "rank"))
 
 NUM_MOMENTS = 300
+FEWEST_KNOWN = 0.05
+"""Where less of the device time has a formula, its operations say nothing of the whole."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,8 @@ def _summarise_utilization(view: TraceView, whole: int) -> Iterator[Finding]:
     dtype = max(by_type, key=lambda name: by_type[name])
     rate = sum(by_type.values()) / span
     known = min(1.0, sum(one.total_ns for one in works) / whole)
+    if known < FEWEST_KNOWN:
+        return
     peaks = find_peaks(view)
     peak = peaks.device.peaks.get(dtype) if peaks.device is not None else None
     share = None if peak is None or rate > peak else rate / peak
