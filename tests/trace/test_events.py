@@ -125,7 +125,11 @@ def test_further_patterns_are_searched_as_they_are_written() -> None:
         ("cpu_op", "c10d::allreduce_", Kind.ENCLOSING),
         ("cpu_op", "record_param_comms", Kind.ENCLOSING),
         ("cpu_op", "torch::autograd::AccumulateGrad", Kind.ENCLOSING),
-        ("python_function", "train.py(3): step", Kind.OTHER),
+        ("python_function", "train.py(3): step", Kind.SOURCE),
+        ("python_function", "torch/nn/modules/module.py(1773): _call_impl", Kind.OTHER),
+        ("python_function", "nn.Module: Linear_3", Kind.MODULE),
+        ("python_function", "<built-in function linear>", Kind.OTHER),
+        ("user_annotation", "my range", Kind.ANNOTATION),
     ],
 )
 def test_everything_else_goes_by_category_and_name(category: str, name: str, kind: Kind) -> None:

@@ -141,6 +141,7 @@ class AttributionCounter:
         self._launched: dict[int, tuple[int, int]] = {}
         """Thing asked for and event of work, by correlation number."""
         self._asked: dict[Caller, int] = {}
+        self._numbers: dict[tuple[str, int, int, _Place], int] = {}
         self._count, self._total = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         """By the number of what was asked for; the last is that of kernels without a launch."""
         self._running: dict[tuple[int, int], int] = {}
@@ -191,7 +192,11 @@ class AttributionCounter:
         for correlation, call, asked_by, is_update, number, where, in_node, event in rows:
             phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD
             known = self._forward.get(number, where) if phase == BACKWARD and where == _Place() else where
-            self._launched[correlation] = self._number(phase, call, asked_by, known), event
+            key = (phase, call, asked_by, known)
+            asked = self._numbers.get(key)
+            if asked is None:
+                asked = self._numbers[key] = self._number(*key)
+            self._launched[correlation] = asked, event
         for number in list(self._launched)[: max(0, len(self._launched) - MOST_PENDING)]:
             del self._launched[number]
 

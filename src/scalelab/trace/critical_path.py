@@ -274,6 +274,7 @@ def _add_rank(
     last: dict[int, int] = {}
     ended = np.sort(ends)
     by_end = np.argsort(ends, kind="stable")
+    befores = (np.searchsorted(ended, starts, side="right") - 1).tolist()
     for place in order:
         moment, time = begin[place], int(starts[place])
         lane, number = int(step.kernels["lane"][place]), int(step.kernels["correlation"][place])
@@ -285,7 +286,7 @@ def _add_rank(
             latency = min(usual, max(0, time - graph.times[launched[number]]))
             graph.join(launched[number], moment, latency, StepPiece.LAUNCH)
             known.append(graph.times[launched[number]] + latency)
-        before = int(np.searchsorted(ended, time, side="right")) - 1
+        before = befores[place]
         if before >= 0 and int(starts[by_end[before]]) < time:
             near = int(ended[before])
             if time - near <= NEAR_NS and near > max(known, default=graph.times[root]):
