@@ -19,8 +19,7 @@ from scalelab.report.document import Document
 from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.loader_workers import CROWDED, LOADER_WAIT, LoaderWorkers
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.real_images import DIGITS_IMAGES
+from scalelab.studies.shared.job import DIGITS_IMAGES, Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.sweep import VERDICT
 from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.data.fetching import sources
-from scalelab.data.fetching.known import Package
-from scalelab.data.fetching.sources import MOST_ATTEMPTS, download, get_package, pick_words
+from scalelab.data.fetching import known
+from scalelab.data.fetching.known import MOST_ATTEMPTS, Package, download, get_package, pick_words
 from scalelab.errors import OutOfReach
 from tests.data.fetching.sites import Recorder, Site, put_program, serving
 
@@ -47,7 +46,7 @@ def test_a_file_that_the_site_does_not_have_is_named(tmp_path: Path) -> None:
 
 
 def test_a_site_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(known, "SILENCE_SECONDS", 0.2)
     with (
         serving(Site(silence=threading.Event())) as site,
         pytest.raises(OutOfReach, match=r"no data for 0\.2 s|timed out"),
@@ -84,7 +83,7 @@ def test_a_program_that_fails_is_quoted(
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_program(tmp_path, "apt-get", "exec /bin/sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sources, "PROGRAM_SECONDS", 0.2)
+    monkeypatch.setattr(known, "PROGRAM_SECONDS", 0.2)
     with pytest.raises(OutOfReach, match=r"apt-get download toy did not finish within 0\.2 s"):
         get_package(Package("apt-get", "toy"), tmp_path)
 

@@ -25,8 +25,7 @@ from typing import IO, Literal
 from urllib.parse import urlsplit
 
 from scalelab.data.fetching.checksums import check_file, check_files
-from scalelab.data.fetching.known import Form, KnownSet
-from scalelab.data.fetching.sources import Listener, download, get_package
+from scalelab.data.fetching.known import Form, KnownSet, Listener, download, get_package
 from scalelab.data.formats.writing import force_to_disk
 from scalelab.errors import DataUnreadable, OutOfReach, UsageError
 from scalelab.records.files import storage_errors

@@ -45,8 +45,7 @@ from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.real_images import DIGITS_IMAGES
+from scalelab.studies.shared.job import DIGITS_IMAGES, Job
 from scalelab.studies.shared.study import Study
 from scalelab.units import Quantity, format_count, is_known
 from scalelab.workloads.catalogue import make_options

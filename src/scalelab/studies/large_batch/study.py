@@ -33,8 +33,7 @@ from scalelab.studies.large_batch.answer import (
     group_learning,
 )
 from scalelab.studies.large_batch.report import find_learning_cautions, make_sections, summarise_large_batch
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.real_images import name_images, put_on_images
+from scalelab.studies.shared.job import Job, name_images, put_on_images
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import describe_placement

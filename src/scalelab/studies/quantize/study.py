@@ -26,8 +26,7 @@ from scalelab.report.document import Document
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
 from scalelab.studies.quantize.findings import find_cautions, summarise
 from scalelab.studies.quantize.report import make_sections
-from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
-from scalelab.studies.shared.real_images import name_images, put_on_images
+from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields, name_images, put_on_images
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_count
 

@@ -1,10 +1,14 @@
-"""What is trained, and on what: the part of a study's flags that says nothing about its question."""
+"""What is trained, and on what: the part of a study's flags that says nothing about its question.
+
+Some studies need real images: random pixels can be neither learned nor loaded. A built-in image workload that would
+train on random pixels gets the digits, which are always there. A workload of the user's own brings its own data.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +27,7 @@ from scalelab.records.trial import Option
 from scalelab.studies.shared.script import ScriptFlags, ScriptSource
 from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
+from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.source import OwnWorkload, is_in_library, read_library_workload, split_name
 
 LEAST_BARE_LIMIT = 2**20
@@ -267,3 +272,41 @@ def check_gpus(most_ranks: int) -> None:
         raise UsageError(
             f"--ranks {most_ranks} needs as many GPUs, this machine has {num_gpus}: use --device cpu or fewer"
         )
+
+
+DIGITS_IMAGES = 1442
+CIFAR10_IMAGES_PER_FILE = 10_000
+"""Training images."""
+
+DATA_NAMES = {"digits": "digits", "cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
+
+
+def put_on_images(job: Job, why: str) -> Job:
+    """The same job on real images; raises `UsageError` for a built-in workload without images."""
+    if job.workload not in BUILT_IN:
+        return job
+    options: object = job.built_in
+    if not isinstance(options, ImageOptions):
+        having = [name for name, kind in BUILT_IN.items() if issubclass(kind, ImageOptions)]
+        raise UsageError(f"--workload {job.workload} {why}: use {', '.join(having)} or your own file.py:build")
+    if options.data != "synthetic":
+        return job
+    return replace(job, options={**job.options, "data": "digits"})
+
+
+def name_images(job: Job) -> str:
+    """What a job on real images trains on, in a word."""
+    options: object = job.built_in
+    return DATA_NAMES[options.data] if isinstance(options, ImageOptions) else "its own data"
+
+
+def count_images(job: Job) -> int | None:
+    """Training images of one epoch; None where only the workload itself knows."""
+    options: object = job.built_in
+    if not isinstance(options, ImageOptions):
+        return None
+    if options.data == "fashion-mnist":
+        from scalelab.data.fashion_mnist import NUM_TRAIN  # here: --help needs no numpy
+
+        return NUM_TRAIN
+    return DIGITS_IMAGES if options.data == "digits" else CIFAR10_IMAGES_PER_FILE * options.train_files

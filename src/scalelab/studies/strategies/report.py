@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalelab.analysis.device_usage import IDLE, NUM_SLICES, describe_utilization
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge
@@ -45,8 +44,11 @@ from scalelab.studies.shared.sweep import (
     step_column,
 )
 from scalelab.studies.strategies.answer import (
+    IDLE,
+    NUM_SLICES,
     OTHERS,
     DeviceSummary,
+    describe_utilization,
     find_excess,
     find_loss_difference,
     is_same_training,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.device_usage import Launch, describe_utilization, slice_time
 from scalelab.records.observations import DeviceLoad
+from scalelab.studies.strategies.answer import Launch, describe_utilization, slice_time
 
 
 def make_loads(shares: list[float], *, start: float = 0.0, period: float = 1.0) -> list[DeviceLoad]:
