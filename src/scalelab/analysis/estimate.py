@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 Domain = Literal["part", "amount", "signed"]
 """What a number can be: a part of a whole, from 0 to 1; an amount, 0 or more; a difference, of either sign."""
 SIGNED_WORDS = frozenset(
@@ -117,5 +115,7 @@ PREDICTION_CONFIDENCE = 0.8
 
 def enclose(value: float, drawn: Sequence[float]) -> Prediction:
     """A value with the 80 % interval of the results of drawing its inputs many times."""
+    import numpy as np  # here: showing a run takes less time than importing it
+
     low, high = np.quantile(drawn, [(1 - PREDICTION_CONFIDENCE) / 2, (1 + PREDICTION_CONFIDENCE) / 2])
     return Prediction(value=value, low=float(min(low, value)), high=float(max(high, value)))
