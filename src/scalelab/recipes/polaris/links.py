@@ -286,7 +286,7 @@ def make_p10(size: Size) -> Row:
         f"ranks{ranks}": Compile(
             ranks=ranks,
             batch_per_rank=published.BATCH_PER_RANK,
-            job=make_training_job(size, choose(size, small=SHALLOW, full={})),
+            job=make_training_job(size, choose(size, small=SHALLOW, full={}), timeout="1h"),  # to compile on busy cores
             sampling=make_sampling(size, rounds=3, phase_steps=0),
         )
         for ranks in choose(size, small=(1,), full=(1, published.NUM_RANKS))
