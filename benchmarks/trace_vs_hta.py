@@ -47,7 +47,7 @@ class Input:
 INPUTS = {
     54: Input(source="hta_df_index_resolver", copies=1, launches=3, full=5, hta=8, memory=5),
     84: Input(source="tracelens_mi300_resnet_ddp8", copies=6, launches=3, full=5, hta=8, memory=5),
-    470: Input(source="hta_df_index_resolver", copies=9, launches=1, full=10, hta=20, memory=20),
+    470: Input(source="hta_df_index_resolver", copies=14, launches=1, full=10, hta=20, memory=20),
 }
 """By about so many megabytes."""
 TOOLS = {"peer": "traceinsight", "hta": "scalelab trace --hta", "full": "scalelab trace"}

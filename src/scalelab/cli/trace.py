@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import tyro
 
 from scalelab.checks import check_at_least
 from scalelab.cli.flags import Integers, Patterns, Recordings, RunsDir, parse_flags
-from scalelab.cli.output import Output, write_outputs
+from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
 from scalelab.records.files import RUNS_DIR
 from scalelab.report.document import Document
@@ -78,6 +78,9 @@ class Trace:
     overview: bool = False
     """The job as a whole: stragglers by rank, host, rail, stage and link, and the step without them. On for more than
     64 ranks, whose other tables would not fit; --rank shows some of them in full."""
+    merged: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045 - as in output.py
+    """Also write all ranks into one trace for Perfetto (.json, .json.gz): a process per rank, clocks aligned, arrows
+    from the last rank of a collective to those that wait."""
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     runs_dir: RunsDir = RUNS_DIR
@@ -89,6 +92,10 @@ class Trace:
         self.reading.check()
         if not self.paths:
             raise UsageError("give trace files or a directory before the flags: scalelab trace DIR --rank 0")
+        if self.merged is not None and self.hta:
+            raise UsageError("--merged cannot be used with --hta")
+        if self.merged is not None:
+            check_writable(self.merged, "--merged")
         for name in ("step", "communication", "compute", "time-unit") if self.hta else ():
             field_name = name.replace("-", "_")
             if getattr(self.reading, field_name) != getattr(TraceFlags(), field_name):
@@ -116,9 +123,22 @@ def main(args: Sequence[str]) -> int:
     if wanted.hta:
         document = read_as_hta(files)
     else:
-        document = describe_files(files, wanted.reading, is_overview=wanted.overview or len(files) > MOST_IN_FULL)
+        is_overview = wanted.overview or len(files) > MOST_IN_FULL
+        view = read_view(files, wanted.reading, is_overview=is_overview)
+        document = describe_view(view, is_overview=is_overview)
     write_outputs(document, wanted.output)
+    if wanted.merged is not None:
+        merge_files(view, wanted.merged, wanted.reading)
     return 0
+
+
+def merge_files(view: TraceView, path: Path, reading: TraceFlags) -> None:
+    """Write the merged trace."""
+    from scalelab.trace.merged import write_merged
+
+    num_dropped = write_merged(view.job, path, ns_per_tick=NS_PER_TICK[reading.time_unit])
+    left_out = f", without {num_dropped} events that have no time" if num_dropped else ""
+    print(f"Wrote {path}{left_out}: open it in https://ui.perfetto.dev", file=sys.stderr)  # noqa: T201
 
 
 def main_diff(args: Sequence[str]) -> int:
@@ -167,9 +187,8 @@ def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     return [file for file in files if ranks[file] in reading.rank]
 
 
-def describe_files(files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False) -> Document:
+def describe_view(view: TraceView, *, is_overview: bool) -> Document:
     """Everything that the files show, or the job as a whole."""
-    view = read_view(files, reading, is_overview=is_overview)
     if is_overview:
         from scalelab.answers.trace.overview import describe_fleet
 

@@ -128,6 +128,8 @@ class Header(msgspec.Struct):
     """To be added to every time of the file."""
     host_name: str = ""
     device_properties: list[dict[str, object]] = msgspec.field(default_factory=list, name="deviceProperties")
+    merged_ranks: list[int] = msgspec.field(default_factory=list, name="mergedRanks")
+    """Those whose traces we merged into one file."""
 
 
 LARGEST_INTEGER = 2**62

@@ -215,6 +215,11 @@ def read_rank(
             records = collector.make_records(batch)
             spans.extend(records)
             spool.add(records)
+        if file.header.merged_ranks:
+            num_ranks = len(file.header.merged_ranks)
+            raise file.error(
+                f"it is a merged trace of {num_ranks} ranks, for Perfetto: give the files it was made from"
+            )
         links = _link(collector, spool, has_device=spans.has_device)
         tables = _make_tables(collector, spans, links, file.header)
         breakdown = BreakdownCounter(tables.low, tables.high, tables.has_device)

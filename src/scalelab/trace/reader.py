@@ -336,6 +336,9 @@ class TraceFile:
         """Read so far, uncompressed."""
         return self._pieces.num_bytes
 
+    def error(self, what: str) -> TraceUnreadable:
+        return self._pieces.error(what)
+
     def batches(self) -> Iterator[Batch]:
         """Every event that has a duration."""
         yield from self._pieces
