@@ -40,7 +40,7 @@ def test_every_law_goes_through_the_last_point(name):
 
 
 def test_two_points_leave_the_prior():
-    assert weigh_laws({1: 1.0, 2: 1.1}) == {"linear": 0.5, "ring": 0.5, "tree": 0.0}
+    assert weigh_laws({1: 1.0, 2: 1.1}) == {"linear": 0.5, "ring": 0.3, "tree": 0.2}
 
 
 def test_a_size_that_is_known_is_itself():
@@ -53,6 +53,14 @@ def test_efficiency_never_grows_and_the_interval_holds_the_value(efficiency, ran
     (found,) = extrapolate(make_series({1: 1.0, 2: 2 * efficiency}), [ranks])
     assert found.efficiency.value <= efficiency + 1e-9
     assert found.throughput.low <= found.throughput.value <= found.throughput.high
+
+
+def test_leaving_a_node_costs_a_step():
+    within, beyond = extrapolate(make_series({1: 1.0, 2: 2.0}), [8, 16], Tuning(creep=0.0))
+    assert within.efficiency.value == pytest.approx(1)
+    assert beyond.efficiency.value == pytest.approx(1 / 1.025)
+    (far,) = extrapolate(make_series({8: 8.0, 16: 16.0}), [32], Tuning(creep=0.0))
+    assert far.efficiency.value == pytest.approx(1)
 
 
 def test_the_interval_widens_with_the_distance():

@@ -135,14 +135,14 @@ class Interleaved(Study):
         return compare_runs(found[0], found[1], is_interleaved=True)
 
     def _read_side(self, mark: str, results: Sequence[TrialResult]) -> RunSide:
-        """The results of one side under the names that its study gives them, its files where they were."""
+        """The results of one side under the names that its study gives them."""
         side = self.sides[SIDES.index(mark)]
         study = side.load()
         own = []
         for result in results:
             start, _, name = result.trial.configuration.partition("-")
             if start == mark:
-                trial = replace(result.trial, configuration=name, workload=self._name_workload(side, result.trial))
+                trial = replace(result.trial, configuration=name, workload=name_workload(result.trial))
                 own.append(study.count_steps(replace(result, trial=trial)))
         warmup = study.sampling.warmup if study.sampling else None
         known: dict[str, Any] = {**side.versions}
@@ -150,11 +150,11 @@ class Interleaved(Study):
             known["revision"] = side.revision[:12] or "working tree"
         return RunSide(name=side.name, arms=group_arms(own, warmup), environment=known)
 
-    def _name_workload(self, side: MeasuredSide, trial: Trial) -> str:
-        """The file in the repository, so that two revisions of it are the same work."""
-        if not side.place:
-            return trial.workload
-        return trial.workload.replace(side.place, side.repository, 1)
+
+def name_workload(trial: Trial) -> str:
+    """A file of the user's own by its name: two revisions or copies of it are the same work."""
+    file, colon, function = trial.workload.rpartition(":")
+    return f"{Path(file).name}:{function}" if colon else trial.workload
 
 
 def make_interleaved(

@@ -1,8 +1,12 @@
-"""Ranks-vs-throughput tables from any CSV file, as scaling series.
+"""Ranks-vs-throughput tables from any CSV, TSV or Markdown file, as scaling series.
 
 Columns are recognised by name, or named with flags. Rows that agree in every descriptive column form one series. A
-text column is descriptive; a number only if its name says that it belongs to the job (a sequence length, say) and
-cannot change with the ranks as a global batch does. Several rows of one size count as their median.
+text column is descriptive, without the row's own rank count in it ("2x A100"); a number only if its name says that it
+belongs to the job (a sequence length, say) and it does not grow with the ranks as a global batch does. Several rows of
+one size count as their median; a row whose value is empty or a dash is left out.
+
+Times of steps or iterations whose batch grows with the ranks are weak scaling; times of epochs and whole training runs
+are one fixed job, whatever the batch.
 
 Throughputs or times, strong or weak scaling: after one division every table says the same thing, how much longer a
 rank needs for a sample than at the smallest size,
@@ -12,8 +16,7 @@ rank needs for a sample than at the smallest size,
 which is 1 / efficiency. 1 is perfect scaling; a law of scaling is a law of this number.
 
 Some series cannot be right, and are reported instead of extrapolated: each rank gets over 10 % faster with more ranks
-(caches and clocks do not explain that; the rows differ in something else, such as the batch), or the model FLOPs
-utilization exceeds 100 %.
+(the rows differ in something else, such as the batch), or the model FLOPs utilization exceeds 100 %.
 """
 
 from __future__ import annotations
@@ -81,13 +84,22 @@ class ScalingSeries:
 Row = Mapping[str, str]
 
 RANK_NAMES = (
-    *("ranks", "gpus", "devices", "world_size", "workers", "processes", "accelerators", "chips", "tpus", "nodes"),
+    *("ranks", "gpus", "devices", "world_size", "workers", "processes", "accelerators", "chips", "tpus", "cards"),
+    *("nproc", "nodes", "machines", "hosts"),
 )
-RANK_PREFIXES = re.compile(r"^(number_of|num|no_of|no|n|total|#)_")
+RANK_PREFIXES = re.compile(r"^(number_of|num|no_of|no|n|total|count_of)_")
+COUNT_SUFFIX = re.compile(r"_(count|used|total)$")
+PER_NODE_PATTERN = re.compile(r"^(num_|n_)?(gpus|ranks|devices|processes|chips)_?(per_|/)_?(node|machine|host)$")
 RATE_PATTERN = re.compile(
-    r"throughput|per_s(ec(ond)?)?(_|$)|/s(ec(ond)?s?)?\b|samples_s\b|tokens_s\b|speed|rate", re.IGNORECASE
+    r"throughput|per_s(ec(ond)?)?(_|$)|/ ?s(ec(ond)?s?)?\b|(samples|tokens|images|img|seq)_s(_|\b)|speed|rate",
+    re.IGNORECASE,
 )
 TIME_PATTERN = re.compile(r"time|seconds|_s$|_ms$|\bms\b|epoch_s|iter", re.IGNORECASE)
+RELATIVE_PATTERN = re.compile(r"speed-?_?up|efficien|scaling|\bratio", re.IGNORECASE)
+FIXED_PATTERN = re.compile(r"epoch|train|total|hour|_h$|min(ute)?s?\b|_min$", re.IGNORECASE)
+"""Of times: a whole job, not a step."""
+STEP_PATTERN = re.compile(r"step|iter|batch", re.IGNORECASE)
+MISSING = ("", "-", "–", "—", "n/a", "na", "nan", "none", "null", "oom", "x", "?")
 SHARE_PATTERN = re.compile(r"mfu|pct_peak|percent_of_peak|utili[sz]ation", re.IGNORECASE)
 JOB_PATTERN = re.compile(r"batch|seq|length|hidden|layers|heads|width|depth|precision|bits", re.IGNORECASE)
 WHOLE_PATTERN = re.compile(r"global|total|aggregate|accum|flops", re.IGNORECASE)
@@ -120,7 +132,7 @@ class ReadSeries:
 
 def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
     """The series of a CSV file, in the order of its rows; those of one size only too."""
-    rows = read_rows(path)
+    rows = count_all_ranks(read_rows(path))
     names = list(rows[0])
     ranks_name = columns.ranks or choose_ranks(path, names)
     value_name = columns.value or choose_value(path, names, ranks_name)
@@ -130,25 +142,25 @@ def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
     is_time = columns.is_time
     if is_time is None:
         is_time = not RATE_PATTERN.search(value_name) and bool(TIME_PATTERN.search(value_name))
-    by = columns.by if columns.by is not None else choose_descriptive(rows, {ranks_name, value_name})
+    by = columns.by if columns.by is not None else choose_descriptive(rows, ranks_name, {ranks_name, value_name})
     share_name = next((name for name in names if SHARE_PATTERN.search(name)), None)
+    counted = [name for name in by if has_counts(rows, name, ranks_name)]
     groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, start=2):
-        if not row[ranks_name] or not row[value_name]:
+        if row[ranks_name].lower() in MISSING or row[value_name].lower() in MISSING:
             continue  # an empty cell costs its row
-        groups.setdefault(tuple(row[name] for name in by), []).append((number, row))
+        key = tuple(leave_out_count(row[name], row[ranks_name]) if name in counted else row[name] for name in by)
+        groups.setdefault(key, []).append((number, row))
+    if not groups:
+        raise UsageError(f"{path}: no row has both {ranks_name} and {value_name}: use --value-column NAME")
     varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
     found = []
     for members in groups.values():
         job = {name: members[0][1][name] for name in by}
-        label = ", ".join(_name_value(name, job[name]) for name in varying if job[name]) or path.stem
+        named = (job[name] if try_number(job[name]) is None else f"{name} {job[name]}" for name in varying if job[name])
+        label = ", ".join(named) or path.stem
         found.append(_make_series(path, members, label, job, (ranks_name, value_name, share_name), is_time))
     return found
-
-
-def _name_value(name: str, value: str) -> str:
-    """A number alone would not say what it is."""
-    return value if try_number(value) is None else f"{name} {value}"
 
 
 def _make_series(
@@ -174,7 +186,8 @@ def _make_series(
         if share_name and (share := try_number(row[share_name])) is not None:
             shares[int(ranks)] = share / 100 if "pct" in share_name or "percent" in share_name or share > 2 else share
     is_per_rank = bool(PER_RANK_PATTERN.search(value_name)) and not is_time
-    work = find_growing_work([row for _, row in members], ranks_name) if is_time else None
+    is_fixed = bool(FIXED_PATTERN.search(value_name)) and not STEP_PATTERN.search(value_name)
+    work = find_growing_work([row for _, row in members], ranks_name, value_name) if is_time and not is_fixed else None
     if is_per_rank or work is not None:
         factor = work or 1.0
         values = {ranks: [value * ranks * factor for value in found] for ranks, found in values.items()}
@@ -189,31 +202,69 @@ def _make_series(
     return ReadSeries(series=series, utilization=shares, job=job)
 
 
-def find_growing_work(rows: Sequence[Row], ranks_name: str) -> float | None:
-    """Samples per rank and step, where a global batch grows in proportion to the ranks; None: the job is one size."""
+def find_growing_work(rows: Sequence[Row], ranks_name: str, value_name: str) -> float | None:
+    """Samples per rank and step, where the batch grows with the ranks, or one per device stays; None: one fixed job."""
     for name in rows[0]:
-        if "batch" not in name.lower() or PER_RANK_PATTERN.search(name) or not WHOLE_PATTERN.search(name):
+        if "batch" not in name.lower() or name == value_name:
             continue
-        pairs = [(try_number(row[ranks_name]), try_number(row[name])) for row in rows]
-        shares = {round(batch / ranks, 6) for ranks, batch in pairs if ranks and batch}
-        if len(shares) == 1 and len({ranks for ranks, _ in pairs}) > 1:
-            return shares.pop()
+        batches = {batch for row in rows if (batch := try_number(row[name]))}
+        if PER_RANK_PATTERN.search(name):
+            if len(batches) == 1 and STEP_PATTERN.search(value_name):
+                return batches.pop()
+        elif (share := find_share(rows, ranks_name, name)) is not None:
+            return share
     return None
 
 
+def find_share(rows: Sequence[Row], ranks_name: str, name: str) -> float | None:
+    """What each rank has of a number that grows in proportion to the ranks; None: it does not."""
+    pairs = [(try_number(row[ranks_name]), try_number(row[name])) for row in rows]
+    shares = {round(value / ranks, 6) for ranks, value in pairs if ranks and value}
+    return shares.pop() if len(shares) == 1 and len({ranks for ranks, _ in pairs if ranks}) > 1 else None
+
+
+def leave_out_count(text: str, ranks: str) -> str:
+    """A description without the rank count of its row: `2x A100` and `A100` are one series."""
+    count = try_number(ranks)
+    if count is None or try_number(text) is not None:
+        return text
+    return re.sub(rf"((?<![\w.])|(?<=dp)){count:.0f}( ?[x×*] ?|(?![\w.]))", "", text).strip()
+
+
+def has_counts(rows: Sequence[Row], name: str, ranks_name: str) -> bool:
+    """Whether fewer descriptions are left without the rank counts in them."""
+    return len({leave_out_count(row[name], row[ranks_name]) for row in rows}) < len({row[name] for row in rows})
+
+
+def count_all_ranks(rows: list[Row]) -> list[Row]:
+    """Rows with a column of ranks where the table has nodes and ranks per node only."""
+    names = list(rows[0])
+    per_node = next((name for name in names if PER_NODE_PATTERN.match(make_plain(name))), None)
+    plain = {strip_count(name): name for name in reversed(names)}
+    nodes = next((plain[known] for known in ("nodes", "machines", "hosts") if known in plain), None)
+    if per_node is None or nodes is None or any(known in plain for known in RANK_NAMES[:-3]):
+        return rows
+    kept = [name for name in names if name not in (nodes, per_node)]
+    counts = [(try_number(row[nodes]) or 0) * (try_number(row[per_node]) or 0) for row in rows]
+    products = [{"ranks": f"{count:.0f}" if count else ""} for count in counts]
+    return [{**product, **{name: row[name] for name in kept}} for product, row in zip(products, rows, strict=True)]
+
+
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file by column name, all with every column."""
+    """The rows of a CSV, TSV or Markdown table by column name, all with every column."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(f"{path} cannot be read: {words}") from error
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    try:
-        table = csv.reader(io.StringIO(text), delimiter=delimiter)
-        lines = [line for line in table if any(cell.strip() for cell in line)]
-    except csv.Error as error:
-        raise UsageError(f"{path} is not a CSV file: {error}") from error
+    lines = read_markdown(text)
+    if lines is None:
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        try:
+            table = csv.reader(io.StringIO(text), delimiter=delimiter)
+            lines = [line for line in table if any(cell.strip() for cell in line)]
+        except csv.Error as error:
+            raise UsageError(f"{path} is not a CSV file: {error}") from error
     if len(lines) < 2:
         raise UsageError(f"{path} has no table: it needs a header line and at least one row")
     names = [name.strip() for name in lines[0]]
@@ -225,11 +276,32 @@ def read_rows(path: Path) -> list[Row]:
     return [dict(zip(names, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
 
 
+def read_markdown(text: str) -> list[list[str]] | None:
+    """The cells of the first Markdown table, without bold, code and links; None: there is none."""
+    lines = text.splitlines()
+    pattern = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+[\s:-]*")
+    rule = next((number for number, line in enumerate(lines) if pattern.fullmatch(line)), 0)
+    if not rule:
+        return None
+    rows = [lines[rule - 1], *itertools.takewhile(lambda line: "|" in line, lines[rule + 1 :])]
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", row).replace("**", "").replace("`", "") for row in rows)
+    return [[cell.strip() for cell in row.strip().removeprefix("|").removesuffix("|").split("|")] for row in plain]
+
+
+def make_plain(name: str) -> str:
+    """A column name in lower case, words joined by _."""
+    return re.sub(r"[^a-z0-9/]+", "_", name.lower().replace("#", "num ")).strip("_")
+
+
+def strip_count(name: str) -> str:
+    """`gpus` of Number of GPUs, n_gpus, #GPUs and GPU count; a plain `gpu` is the kind of device."""
+    plain = make_plain(name)
+    bare = COUNT_SUFFIX.sub("", RANK_PREFIXES.sub("", plain))
+    return f"{bare}s" if bare != plain and f"{bare}s" in RANK_NAMES else bare
+
+
 def choose_ranks(path: Path, names: Sequence[str]) -> str:
-    plain = {
-        RANK_PREFIXES.sub("", name.lower().replace(" ", "_").replace("-", "_").replace("#", "#_")).strip("_"): name
-        for name in reversed(names)
-    }
+    plain = {strip_count(name): name for name in reversed(names)}
     found = next((plain[known] for known in RANK_NAMES if known in plain), None)
     if found is None:
         raise UsageError(f"{path}: no column name looks like ranks ({', '.join(names)}): use --ranks-column NAME")
@@ -238,7 +310,7 @@ def choose_ranks(path: Path, names: Sequence[str]) -> str:
 
 def choose_value(path: Path, names: Sequence[str], ranks_name: str) -> str:
     """A throughput of all ranks, or else a time, or else a throughput of each rank."""
-    others = [name for name in names if name != ranks_name]
+    others = [name for name in names if name != ranks_name and not RELATIVE_PATTERN.search(name)]
     rates = [name for name in others if RATE_PATTERN.search(name)]
     whole = [name for name in rates if not PER_RANK_PATTERN.search(name) and not name.lower().endswith("column")]
     times = [name for name in others if TIME_PATTERN.search(name) and not RATE_PATTERN.search(name)]
@@ -253,13 +325,16 @@ def choose_value(path: Path, names: Sequence[str], ranks_name: str) -> str:
     return choices[0]
 
 
-def choose_descriptive(rows: Sequence[Row], taken: Iterable[str]) -> tuple[str, ...]:
+def choose_descriptive(rows: Sequence[Row], ranks_name: str, taken: Iterable[str]) -> tuple[str, ...]:
     """The columns that identify the job of a row."""
     found = []
     for name in rows[0]:
-        if name in taken or SHARE_PATTERN.search(name) or (RATE_PATTERN.search(name) and _is_numeric(rows, name)):
+        is_numeric = _is_numeric(rows, name)
+        is_measured = RATE_PATTERN.search(name) or TIME_PATTERN.search(name) or RELATIVE_PATTERN.search(name)
+        if name in taken or SHARE_PATTERN.search(name) or (is_measured and is_numeric):
             continue
-        if not _is_numeric(rows, name) or (JOB_PATTERN.search(name) and not WHOLE_PATTERN.search(name)):
+        is_job = JOB_PATTERN.search(name) and not WHOLE_PATTERN.search(name)
+        if not is_numeric or (is_job and find_share(rows, ranks_name, name) is None):
             found.append(name)
     return tuple(found)
 

@@ -1,0 +1,136 @@
+"""Real A/A comparisons, and a planted slowdown of 5 %: how often `scalelab compare` is right on this machine.
+
+    20 pairs of separate runs of the same workload    at most 1 may be called faster or slower
+    20 comparisons with --interleave                  of the workload and one that sleeps 5 % longer: at least 15 found
+
+The workload sleeps for most of its step, so that a loaded machine disturbs it little; what is measured is the whole way
+from `scalelab compare` through rank processes to the verdict. Runs are short, and one fork server serves all of them.
+
+    python benchmarks/compare_aa.py --comparisons 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scalelab.analysis.stats import DIFFERENT, Verdict
+from scalelab.answers.comparison import compare_runs, read_side
+from scalelab.answers.interleaved import make_interleaved
+from scalelab.launch.local import LocalLauncher
+from scalelab.records.store import RunStore
+from scalelab.report.document import Document
+from scalelab.report.findings import select
+from scalelab.runs.experiment import execute_run, ignore_event, start_run
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Study
+from scalelab.studies.throughput import Throughput
+
+SECONDS = 0.05
+SLOWER = 1.05
+MOST_WRONG, FEWEST_FOUND = 0.05, 0.75
+WORKLOAD = """
+import time
+
+import torch
+from torch import nn
+
+
+class Sleeper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        time.sleep({seconds})
+        return self.layer(inputs)
+
+
+def build(batch_size: int):
+    inputs = torch.ones(batch_size, 4)
+
+    def draw():
+        while True:
+            yield inputs, inputs
+
+    return Sleeper(), draw(), nn.functional.mse_loss
+"""
+
+
+class KeptLauncher(LocalLauncher):
+    """Stays open when a run ends, so that torch is imported once."""
+
+    def close(self) -> None:
+        pass
+
+    def end(self) -> None:
+        super().close()
+
+
+def make_study(file: Path, rounds: int) -> Throughput:
+    job = Job(workload=f"{file}:build", device="cpu", threads_per_rank=1)
+    sampling = Sampling(rounds=rounds, steps=10, warmup=2, phase_steps=0, comm_free_steps=0, control=False)
+    return Throughput(job=job, sampling=sampling, batch_per_rank=1)
+
+
+def measure(study: Study, runs_dir: Path, launcher: KeptLauncher) -> tuple[RunStore, Document]:
+    store = start_run(study, runs_dir, ["compare_aa"])
+    return store, execute_run(store, study, launcher, ignore_event)
+
+
+def read_verdict(document: Document) -> str:
+    return next((str(finding.values["verdict"]) for finding in select(document.findings, "verdict")), "no verdict")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comparisons", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=8)
+    wanted = parser.parse_args()
+    num, began = wanted.comparisons, time.perf_counter()
+    launcher = KeptLauncher()
+    with tempfile.TemporaryDirectory() as place:
+        equal, planted = compare_all(Path(place), num, wanted.rounds, launcher)
+    launcher.end()
+    wrong = sum(verdict in DIFFERENT for verdict in equal)
+    found = sum(verdict == Verdict.SLOWER for verdict in planted)
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {time.perf_counter() - began:.0f} s")
+    for name, verdicts in (("separate runs of the same", equal), ("in turns, B 5 % slower", planted)):
+        counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+        print(f"  {name:28} {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+    print(
+        f"compare_aa: {wrong} of {num} wrong (bar {int(MOST_WRONG * num)}), {found} of {num} found"
+        f" (bar {int(FEWEST_FOUND * num)})"
+    )
+    return 0 if wrong <= int(MOST_WRONG * num) and found >= int(FEWEST_FOUND * num) else 1
+
+
+def compare_all(place: Path, num: int, rounds: int, launcher: KeptLauncher) -> tuple[list[str], list[str]]:
+    """The verdicts on equal runs and on the planted slowdown; the two kinds alternate."""
+    files = []
+    for factor in (1.0, SLOWER):
+        folder = place / f"{factor:g}"
+        folder.mkdir()
+        files.append(folder / "sleeper.py")
+        files[-1].write_text(WORKLOAD.format(seconds=SECONDS * factor))
+    equal, planted = [], []
+    before, _ = measure(make_study(files[0], rounds), place, launcher)
+    slow = start_run(make_study(files[1], rounds), place, ["compare_aa"])
+    for number in range(num):
+        after, _ = measure(make_study(files[0], rounds), place, launcher)
+        equal.append(read_verdict(compare_runs(read_side(before), read_side(after))))
+        pair = make_interleaved([before, slow], runs_dir=place)
+        _, document = measure(pair, place, launcher)
+        planted.append(read_verdict(document))
+        print(f"{number + 1}: {equal[-1]}, {planted[-1]}", file=sys.stderr, flush=True)
+        before = after
+    return equal, planted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Twenty layouts in which people publish scaling tables, read as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scalelab.predict.extrapolate import extrapolate
+from scalelab.predict.scaling_table import Columns, read_table
+
+
+class Layout(NamedTuple):
+    text: str
+    stretch: dict[int, float]
+    """Of the first series."""
+    kind: str
+    """`total`, `per rank`, `time` of one job, or `weak time` of a step whose batch grows."""
+    num_series: int = 1
+
+
+LAYOUTS = {
+    "images per second": Layout(
+        "Number of GPUs,images/sec\n1,100\n2,190\n4,360\n", {1: 1, 2: 1.0526, 4: 1.1111}, "total"
+    ),
+    "tokens per second and GPU": Layout(
+        "GPUs,tokens/sec/GPU\n8,5000\n16,4800\n32,4500\n", {8: 1, 16: 1.0417, 32: 1.1111}, "per rank"
+    ),
+    "chips": Layout("n_chips,examples_per_second_per_chip\n16,900\n64,870\n", {16: 1, 64: 1.0345}, "per rank"),
+    "per device": Layout("num_devices,samples_per_sec_per_device\n1,50\n8,45\n", {1: 1, 8: 1.1111}, "per rank"),
+    "per worker": Layout("# workers,throughput (img/s/worker)\n1,200\n2,180\n", {1: 1, 2: 1.1111}, "per rank"),
+    "thousands": Layout('gpus,tokens/s\n8,"12,000"\n16,"23,040"\n', {8: 1, 16: 1.0417}, "total"),
+    "semicolons": Layout("GPU count;Throughput [samples/s]\n1;100\n2;180\n", {1: 1, 2: 1.1111}, "total"),
+    "tabs": Layout("world_size\ttrain_samples_per_second\n1\t10\n4\t32\n", {1: 1, 4: 1.25}, "total"),
+    "Markdown": Layout(
+        "Some words before.\n\n| GPUs | img/sec |\n|-----:|--------:|\n| 1 | 100 |\n| 2 | 190 |\n\nAnd after.\n",
+        {1: 1, 2: 1.0526},
+        "total",
+    ),
+    "Markdown with bold and links": Layout(
+        "| Model | **#GPUs** | Throughput (tok/s) |\n| --- | :-: | --- |\n| [a](x) | 1 | **41527.0** |\n"
+        "| [a](x) | 8 | 295,000 |\n| [b](y) | 1 | 10 |\n| [b](y) | 8 | 70 |\n",
+        {1: 1, 8: 1.1262},
+        "total",
+        2,
+    ),
+    "weak scaling step times": Layout(
+        "ranks,batch_size,step_ms\n1,32,100\n2,64,104\n4,128,106\n", {1: 1, 2: 1.04, 4: 1.06}, "weak time"
+    ),
+    "weak scaling by batch per GPU": Layout(
+        "nproc,batch_per_gpu,iteration time (ms)\n1,32,100\n2,32,104\n4,32,106\n", {1: 1, 2: 1.04, 4: 1.06}, "weak time"
+    ),
+    "time of an epoch": Layout("gpus,epoch time (s)\n1,400\n2,210\n4,112\n", {1: 1, 2: 1.05, 4: 1.12}, "time"),
+    "time to train": Layout("n_gpus,time_min\n16,1993\n64,521\n", {16: 1, 64: 1.0457}, "time"),
+    "an empty cell": Layout("gpus,images/s,memory\n1,100,\n2,,3\n4,360,9\n", {1: 1, 4: 1.1111}, "total"),
+    "a dash for what was not run": Layout("gpus,images/s\n1,100\n2,-\n4,n/a\n8,700\n", {1: 1, 8: 1.1429}, "total"),
+    "constant columns": Layout(
+        "gpu,precision,seq_len,gpus,tok/s\nA100,bf16,2048,8,800\nA100,bf16,2048,16,1500\n", {8: 1, 16: 1.0667}, "total"
+    ),
+    "the count in the name": Layout(
+        "platform,n_gpus,throughput\nA100,1,395\n2x A100,2,780\n4x A100,4,1500\n", {1: 1, 2: 1.0128, 4: 1.0533}, "total"
+    ),
+    "nodes of several GPUs": Layout(
+        "nodes,gpus_per_node,total_gpus,samples/sec\n1,8,8,800\n2,8,16,1500\n", {8: 1, 16: 1.0667}, "total"
+    ),
+    "nodes alone, GPUs per node beside": Layout(
+        "machines,gpus_per_machine,samples_s_per_gpu\n1,1,122\n1,8,110\n4,8,100\n",
+        {1: 1, 8: 1.1091, 32: 1.22},
+        "per rank",
+    ),
+    "a speedup beside": Layout(
+        "GPUs,Images/sec,Speedup,Efficiency\n1,300,1.0x,100%\n2,588,1.96x,98%\n", {1: 1, 2: 1.0204}, "total"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_published_layout_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    path = tmp_path / ("table.md" if "Markdown" in name else "table.csv")
+    path.write_text(layout.text, encoding="utf-8")
+    found = read_table(path, Columns())
+    assert len(found) == layout.num_series
+    series = found[0].series
+    assert series.stretch == pytest.approx(layout.stretch, rel=1e-3)
+    kinds = {"per rank": series.is_per_rank, "time": series.is_time and series.work_per_rank is None}
+    kinds |= {"weak time": series.work_per_rank is not None, "total": not series.is_per_rank and not series.is_time}
+    assert [kind for kind, is_so in kinds.items() if is_so] == [layout.kind]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_answer_has_the_meaning_of_the_header(name: str, tmp_path: Path) -> None:
+    """What a column per device, or of one step, says of twice as many ranks is again per device, or of one step."""
+    layout = LAYOUTS[name]
+    path = tmp_path / ("table.md" if "Markdown" in name else "table.csv")
+    path.write_text(layout.text, encoding="utf-8")
+    series = read_table(path, Columns())[0].series
+    last = series.ranks[-1]
+    (twice,) = extrapolate(series, [2 * last])
+    value = series.restore(2 * last, twice.throughput.value) / series.restore(last, series.throughput[last])
+    expected = {"total": 2.0, "per rank": 1.0, "time": 0.5, "weak time": 1.0}[layout.kind]
+    assert value == pytest.approx(expected, rel=0.15)
+    assert 0 < twice.throughput.low < twice.throughput.value < twice.throughput.high
