@@ -10,7 +10,14 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.workloads.catalogue import find_workload
-from scalelab.workloads.source import OwnOption, OwnWorkload, list_imported, read_own_workload
+from scalelab.workloads.source import (
+    OwnOption,
+    OwnWorkload,
+    list_imported,
+    list_library_names,
+    read_library_workload,
+    read_own_workload,
+)
 
 
 def read_text(directory: Path, text: str, function: str = "build") -> OwnWorkload:
@@ -202,3 +209,24 @@ def test_what_a_workload_imports_is_listed_with_its_packages_and_nothing_else(pa
     inside = {"__init__.py", "losses.py", "nets/__init__.py", "nets/deep.py", "nets/small.py"}
     assert found == {"helper.py", *(f"mine/{name}" for name in inside)}
     assert list_imported(package / "other.py") == []
+
+
+def test_a_model_of_a_library_has_flags_and_any_value_of_its_configuration(tmp_path: Path) -> None:
+    found = read_library_workload("hf:gpt2")
+    assert (found.spec, found.label, found.takes_any_option) == ("hf:gpt2", "hf:gpt2", True)
+    assert [(option.name, option.default) for option in found.options] == [("sequence", 128)]
+    (tmp_path / "tiny").mkdir()
+    from_file = read_library_workload(f"hf:{tmp_path}/tiny/../tiny")
+    assert (from_file.spec, from_file.label) == (f"hf:{tmp_path.resolve()}/tiny", "hf:tiny")
+    with pytest.raises(UsageError) as caught:
+        read_library_workload("timm:")
+    expected = "--workload timm: names no model: use one such as hf:gpt2, hf:config.json or timm:resnet18"
+    assert str(caught.value) == expected
+
+
+def test_libraries_of_models_that_a_file_imports_are_found_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("import timm.layers\nraise SystemExit\n")
+    text = "import torch\nimport layers\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
+    (tmp_path / "mine.py").write_text(text)
+    found = list_library_names(tmp_path / "mine.py")
+    assert found == {"transformers": ["GPT2Config", "GPT2LMHeadModel"], "timm.layers": []}

@@ -21,9 +21,11 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import RankReport
-from scalelab.records.settings import Optimization, Spreading, StepShape
+from scalelab.records.settings import Optimization, Spreading, StepShape, TrainingRun
 from scalelab.records.strategies import STRATEGIES
+from scalelab.records.tasks import Train
 from scalelab.records.trial import Block, Status, StepKind, StepSample, Trial
+from scalelab.worker.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from scalelab.worker.instruments.instruments import count_flops
 from scalelab.worker.loop import run_block
 from scalelab.worker.models import libraries
@@ -147,6 +149,21 @@ def test_the_turns_of_a_gan_are_those_of_a_loop_by_hand() -> None:
         if step == 0:
             torch.manual_seed(trial.seed)
         assert take_step(training, mark_nothing).item() == pytest.approx(total, rel=1e-5) or step
+
+
+@pytest.mark.parametrize("name", ["dcgan", "mnist", "nanogpt"])
+def test_a_checkpoint_continues_bit_for_bit_with_every_optimizer_and_schedule(name: str, tmp_path: Path) -> None:
+    run = Train(run=TrainingRun(steps=6))
+    training, trial = make(name, task=run)
+    for _ in range(3):
+        take_step(training, mark_nothing)
+    save_checkpoint(tmp_path, 3, training, trial, 0, keep=1)
+    later = [take_step(training, mark_nothing).item() for _ in range(3)]
+    again, _ = make(name, task=run)
+    found, _ = find_checkpoint(tmp_path)
+    assert found is not None
+    assert load_checkpoint(found, again, trial, 0) == 3
+    assert [take_step(again, mark_nothing).item() for _ in range(3)] == later
 
 
 def test_operations_are_counted_where_nobody_says_them() -> None:
