@@ -278,7 +278,7 @@ def draw_flames(view: TraceView) -> Chart | None:
             *modules,
             asked.operator,
         ]
-        for depth in range(1, len(path) + 1):
+        for depth in range(1, len(path) + bool(path[-1])):
             key = tuple(path[:depth])
             tree[key] = tree.get(key, 0) + one.total_ns
     rows = list(_place_boxes(tree, whole)) if whole else []
@@ -306,7 +306,7 @@ def _place_boxes(tree: Mapping[tuple[str, ...], int], whole: int) -> Iterator[di
             if tree[path] >= NARROWEST * whole:
                 yield {
                     "series": path[0], "lane": f"level {len(path)}", "rank": 0, "depth": len(path), "start": start * NS,
-                    "duration": tree[path] * NS, "name": path[-1][:80] or "no operator", "count": 1,
+                    "duration": tree[path] * NS, "name": path[-1][:80], "count": 1,
                 }  # fmt: skip
                 waiting.append((path, start))
             start += tree[path]

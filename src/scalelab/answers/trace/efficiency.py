@@ -259,8 +259,9 @@ def draw_memory(view: TraceView) -> Chart | None:
     """What the allocators of the devices held over time."""
     rows: list[dict[str, Any]] = []
     for rank, trace in list(view.ranks.items())[:4]:
+        first = min(trace.memory).time_ns if trace.memory else 0
         for moment in thin_memory(trace.memory):
-            seconds = (moment.time_ns - trace.memory[0].time_ns) * NS
+            seconds = (moment.time_ns - first) * NS
             rows += [
                 {"series": f"rank {rank} {what}", "seconds": seconds, "bytes": getattr(moment, f"{what}_bytes")}
                 for what in ("allocated", "reserved")
@@ -305,7 +306,7 @@ def make_memory_table(view: TraceView) -> Table | None:
         text_column("rank", "rank", lambda row: f"rank {row[0]}"),
         bytes_column("allocated_bytes", "peak allocated", lambda row: row[1].allocated_bytes),
         bytes_column("reserved_bytes", "reserved then", lambda row: row[1].reserved_bytes),
-        seconds_column("at_seconds", "at", lambda row: (row[1].time_ns - view.ranks[row[0]].memory[0].time_ns) * NS),
+        seconds_column("at_seconds", "at", lambda row: (row[1].time_ns - min(view.ranks[row[0]].memory).time_ns) * NS),
         title="Memory of the device",
         notes=("at: since the first recorded allocation",),
     )
