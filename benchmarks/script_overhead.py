@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -48,12 +49,20 @@ def alternate(num_pairs: int, program: Path, *arguments: str) -> dict[str, list[
         out = Path(place) / "medians.json"
         rig = [sys.executable, str(RIGS / "alternating.py"), str(out), str(num_pairs), str(program), *arguments]
         variables = {"OMP_NUM_THREADS": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port())}
         core = str(usable_cores()[0])
         subprocess.run(
             ["taskset", "-c", core, *rig], cwd=place, env=os.environ | variables, check=True, stdout=subprocess.DEVNULL
         )
         medians = json.loads(out.read_text())
     return {name: [times[n : n + ROUND] for n in range(0, len(times), ROUND)] for name, times in medians.items()}
+
+
+def find_port() -> int:
+    """One that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def is_same_with_us(width: int) -> bool:

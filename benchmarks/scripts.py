@@ -22,7 +22,6 @@ import json
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from script_overhead import alternate
+from script_overhead import alternate, find_port
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
@@ -115,9 +114,7 @@ def fill_in(program: Program, num_ranks: int) -> list[str]:
 
 def run_bare(program: Program, num_ranks: int, num_lines: int, cwd: Path) -> Lines:
     """The program as a launcher would start it, ended when it has printed enough."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = find_port()
     words = fill_in(program, num_ranks)
     cores = usable_cores()
 

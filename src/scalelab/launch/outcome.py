@@ -38,6 +38,7 @@ from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace
 from scalelab.trace.waiting import StepWaiting, sum_by_step
+from scalelab.units import format_bytes
 
 MOST_OPERATORS = 1000
 """What is kept of a trace with more names is their longest."""
@@ -227,14 +228,24 @@ def find_cause(
             f" {directory}/rank*.log; raise --timeout for more time",
         )
     blames = [
-        _blame_rank(rank, end, file, directory, has_oom_kill=has_oom_kill)
+        _blame_rank(rank, end, file, directory, trial.memory_limit_bytes, has_oom_kill=has_oom_kill)
         for rank, (end, file) in enumerate(zip(ends, files, strict=True))
     ]
     return max((blame for blame in blames if blame), key=lambda blame: blame.weight, default=None)
 
 
+THREAD_WORDS = "terminate called"
+"""What the C++ runtime prints where a library cannot start a thread; a script's own abort has words of its own."""
+
+
 def _blame_rank(
-    rank: int, end: RankEnd, file: dict[str, Any] | None, directory: Path, *, has_oom_kill: bool
+    rank: int,
+    end: RankEnd,
+    file: dict[str, Any] | None,
+    directory: Path,
+    limit_bytes: int | None,
+    *,
+    has_oom_kill: bool,
 ) -> Blame | None:
     log = log_file(directory, rank)
     failure = file.get("failure") if file else None
@@ -259,6 +270,12 @@ def _blame_rank(
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     if end.code < 0 and "std::bad_alloc" in _read_tail(log):
         reason = f"rank {rank} ran out of memory (bad_alloc)"
+        return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
+    if end.code == -signal.SIGABRT and limit_bytes is not None and THREAD_WORDS in _read_tail(log):
+        reason = (
+            f"rank {rank} could not start a thread within --memory-limit {format_bytes(limit_bytes)}: each needs a"
+            " stack, and a process group has several; 60MB and more leave room for them"
+        )
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"exited with code {end.code}"
     reason = f"rank {rank}{end.where} {how}; see {log}"

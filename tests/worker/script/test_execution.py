@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from scalelab.errors import UsageError
+from scalelab.launch.agreement import Assignment
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Block, StepKind
 from scalelab.runs.launching import copy_for_script
 from scalelab.worker.script import execution
 from scalelab.worker.script.execution import ScriptFinished, find_function, find_hint, giving_up, run_script
+from scalelab.worker.script.prelude import run_prelude
 from scalelab.worker.script.session import ScriptSession
+from tests.worker.script.scripts import make_script_trial
 from tests.worker.script.test_session import Kept
 
 OWN_OPTIMIZER = """
@@ -101,3 +105,21 @@ def test_a_scratch_copy_leaves_out_runs_and_hidden_files(tmp_path: Path, monkeyp
     monkeypatch.setattr("scalelab.runs.launching.MOST_COPIED_BYTES", 7)
     with pytest.raises(UsageError, match=r"--scratch copies at most 7 B, .* has 8 B: start in a directory without"):
         copy_for_script(tmp_path, trial)
+
+
+def test_a_prelude_runs_the_script_up_to_its_import_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, sys\n"
+        "os.environ['OF_THE_SCRIPT'] = ' '.join(sys.argv[1:]) + os.environ['WORLD_SIZE']\n"
+        "import torch.no_module_that_is_loaded\n"
+        "open('after.txt', 'w').close()\n"
+    )
+    trial = make_script_trial(path, "--lr", num_ranks=2)
+    assert isinstance(trial.task, Script)
+    before = (Path.cwd(), sys.argv, list(sys.path), list(sys.meta_path))
+    run_prelude(trial, trial.task, Assignment(directory=str(tmp_path), rank=1, cores=(), local_rank=1))
+    assert os.environ["OF_THE_SCRIPT"] == "--lr2"
+    assert not (tmp_path / "after.txt").exists()
+    assert (Path.cwd(), sys.argv, sys.path, sys.meta_path) == before
