@@ -10,7 +10,8 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.trial import Status, TrialResult
+from scalelab.records.observations import RankReport
+from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
@@ -38,6 +39,20 @@ def test_the_measurement_is_five_steps_of_warm_up_and_twenty_timed() -> None:
     assert count_steps(first) == 25
     assert make().sampling.warmup == 5
     assert plan_names(make()) == ["throughput"]
+
+
+def test_an_own_workload_has_the_tokens_and_operations_that_its_ranks_say() -> None:
+    study = make(
+        job=Job(workload="hf:llama", device="cpu"), sampling=Sampling(rounds=1, steps=25, warmup=5, control=False)
+    )
+    (trial,) = study.plan()
+    assert (trial.workload, trial.instruments) == ("hf:llama", ("flops",))
+    rank = RankReport(rank=0, tokens_per_sample=16.0, flops_per_sample=1e6)
+    samples = tuple(StepSample(0, step, StepKind.CLEAN, float(step), STEP) for step in range(25))
+    result = TrialResult(trial=trial, status=Status.COMPLETED, samples=samples, ranks=(rank,))
+    row = find_row(study.conclude([result]).tables[0], "hf:llama")
+    assert row["tokens_per_second"].value == pytest.approx(8 * 16 / STEP)
+    assert row["operations_per_second"].value == pytest.approx(8 * 1e6 / STEP)
 
 
 def test_tokens_steps_and_operations_per_second_follow_from_the_step(tmp_path: Path) -> None:
