@@ -19,6 +19,12 @@ from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler import Straggler
 
 
+@pytest.fixture(autouse=True)
+def _no_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made without launching anything."""
+    monkeypatch.setattr("scalelab.cli.measuring.can_try", lambda _: False)
+
+
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that must fail with usage and give its one line."""
     with pytest.raises(SystemExit) as ended:
@@ -156,7 +162,8 @@ def test_a_dry_run_lists_the_trials_and_runs_nothing(tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit) as ended:
         main((*STRONG, "--rounds", "2", "--dry-run", "--full", "--runs-dir", str(tmp_path / "runs")))
     assert ended.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
+    model, _, *lines = capsys.readouterr().out.splitlines()
+    assert model.startswith("mlp · ")
     assert [line.split()[1] for line in lines[:8]] == [
         *("single-1-r1", "control-r1", "ddp-1-r1", "ddp-2-r1"),
         *("ddp-2-r2", "ddp-1-r2", "control-r2", "single-1-r2"),
@@ -176,7 +183,7 @@ def test_an_option_of_build_that_is_a_flag_of_the_study_is_refused(
 def test_a_dry_run_is_one_screen_of_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main((*STRONG, "--dry-run"))
-    lines = capsys.readouterr().out.splitlines()
+    _, _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:4]] == ["single-1", "control", "ddp-1", "ddp-2"]
     assert lines[0].endswith("12 rounds")
     assert len(lines) == 6

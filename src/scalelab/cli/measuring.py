@@ -6,6 +6,7 @@ lines as rank 0 writes them: step, epoch, loss, accuracy, learning rate, time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -26,13 +28,15 @@ from scalelab.errors import DamagedRun, Terminated, UsageError
 from scalelab.launch.agreement import curve_file, start_file
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.discovery import find_membership
+from scalelab.records.environment import installed_version
 from scalelab.records.files import read_json
 from scalelab.records.observations import CurvePoint
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.records.trial import Status, Trial, from_builtins
 from scalelab.report.document import Document
 from scalelab.runs.experiment import Event, TrialEnded, TrialStarted, execute_run, find_failed, find_waiting
-from scalelab.studies.shared.expectation import expect_seconds, render_plan
+from scalelab.runs.launching import choose_launcher, try_trial
+from scalelab.studies.shared.expectation import can_try, expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 from scalelab.units import (
     format_count,
@@ -109,9 +113,16 @@ def refuse_ranks() -> None:
         )
 
 
-def print_plan(trials: Sequence[Trial], execution: Execution) -> None:
-    """What a run would do, and how long it would take."""
-    expected = expect_seconds(trials, find_runs(execution.runs_dir))
+def print_plan(trials: Sequence[Trial], execution: Execution, *, may_try: bool = True) -> None:
+    """What a run would do, and how long it would take; `may_try` launches a few steps where nothing else tells."""
+    runs = find_runs(execution.runs_dir)
+    with contextlib.ExitStack() as stack:
+        launcher = choose_launcher(trials[0], trials) if may_try and all(map(can_try, trials)) else None
+        attempt = None
+        if launcher is not None and installed_version("torch") is not None:
+            stack.callback(launcher.close)
+            attempt = partial(try_trial, launcher=launcher)
+        expected = expect_seconds(trials, runs, attempt)
     sys.stdout.write(render_plan(trials, expected, is_full=execution.output.full))
 
 

@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> int:
     check_unused_by_rows(execution.submission, reproduce, trials)
     if execution.dry_run:
         print("\n".join(reproduce.describe_rows()), end="\n\n")  # noqa: T201
-        print_plan(trials, execution)
+        print_plan(trials, execution, may_try=False)
         for row, reason in reproduce.reasons.items():
             print(f"{row} does not run, or only in part: {reason}")  # noqa: T201
         return 0

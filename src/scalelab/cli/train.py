@@ -12,7 +12,7 @@ from pathlib import Path
 from scalelab.answers.train import TrainStudy, reopen_training
 from scalelab.cli.batch.submission import prepare
 from scalelab.cli.batch.submit import start_and_submit
-from scalelab.cli.measuring import measure_and_report
+from scalelab.cli.measuring import measure_and_report, print_plan
 from scalelab.cli.study_flags import add_project, parse_kind
 from scalelab.errors import UsageError
 from scalelab.launch.batch.handover import show_scripts
@@ -36,8 +36,7 @@ def main(args: Sequence[str]) -> int:
         train, record = prepare(train, execution.submission)
     (trial,) = train.plan()
     if execution.dry_run:
-        what = f"{trial.strategy}, {trial.num_ranks} rank{'s'[: trial.num_ranks > 1]}"
-        print(f"{what}, batch {trial.batch_per_rank} per rank. Nothing was run.")  # noqa: T201
+        print_plan([trial], execution, may_try=member is None)
         sys.stdout.write(show_scripts([trial], record, execution.runs_dir, train.job.ranks_per_node) if record else "")
         return 0
     if member and member.rank > 0:

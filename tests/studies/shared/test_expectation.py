@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from scalelab.launch.fake import FakeLauncher
+from scalelab.records.observations import RankReport
 from scalelab.records.store import RunStore, find_runs
-from scalelab.records.trial import Status, TrialResult
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
+from scalelab.studies.max_batch.study import MaxBatch
 from scalelab.studies.shared import expectation
 from scalelab.studies.shared.expectation import (
     LAUNCH_SECONDS,
     START_SECONDS,
     Expectation,
+    can_try,
+    count_steps,
     expect_seconds,
     find_earlier_seconds,
     measure_matmul_speed,
@@ -124,7 +128,8 @@ def test_only_recent_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_plan_lists_every_trial_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     set_machine(monkeypatch, 2)
     trials = make_strong(sampling=Sampling(rounds=1)).plan()
-    lines = render_plan(trials, Expectation(seconds=80.0, source="by magic")).splitlines()
+    model, _, *lines = render_plan(trials, Expectation(seconds=80.0, source="by magic")).splitlines()
+    assert model == "mlp · 144 parameters · float32 · cpu"
     assert [line.split()[1] for line in lines[:5]] == [trial.name for trial in trials]
     assert "ddp, 4 ranks, batch 16 per rank" in lines[4]
     assert lines[4].endswith("oversubscribed")
@@ -148,3 +153,76 @@ def test_an_unfinished_run_is_a_guide_as_far_as_it_went(tmp_path: Path) -> None:
             (store.trial_directory(name) / "result.json").unlink()
     known = find_earlier_seconds(make_strong().plan(), [RunStore.open(store.path).path])
     assert known["ddp-4"] == pytest.approx(41.0)
+
+
+class Tries:
+    """Plays a few steps: a launch takes a second besides them, the first step three times as long as the others."""
+
+    def __init__(self, status: Status = Status.COMPLETED) -> None:
+        self.tried: list[Trial] = []
+        self._status = status
+
+    def __call__(self, trial: Trial) -> TrialResult:
+        self.tried.append(trial)
+        step = 0.01 * trial.batch_per_rank
+        samples = tuple(
+            StepSample(
+                rank=0,
+                step=number,
+                kind=StepKind.CLEAN,
+                start_seconds=0.0,
+                step_seconds=step * (3 - 2 * min(number, 1)),
+            )
+            for number in range(4)
+        )
+        reason = "" if self._status is Status.COMPLETED else "no such module"
+        ranks = (RankReport(rank=0, num_parameters=1234),)
+        return TrialResult(
+            trial=trial, status=self._status, reason=reason, samples=samples, ranks=ranks, wall_seconds=1.0 + 6 * step
+        )
+
+
+def test_a_few_steps_tell_where_no_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, study = Tries(), make_strong(ranks=(1, 2))
+    trials = study.plan()
+    expected = expect_seconds(trials, [], tries)
+    assert [one.configuration for one in tries.tried] == ["single-1", "control", "ddp-1", "ddp-2"]
+    assert all(one.step_plan and one.step_plan.num_steps == 4 and not one.instruments for one in tries.tried)
+    by_trial = [1 + 0.02 * one.batch_per_rank + (count_steps(one) or 0) * 0.01 * one.batch_per_rank for one in trials]
+    assert expected.seconds == pytest.approx(sum(by_trial), rel=0.01)
+    assert (expected.source, expected.num_parameters) == ("from 4 steps of 4 configurations", (1234,))
+
+
+def test_what_there_is_no_time_to_try_follows_from_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expectation, "MOST_TRYING_SECONDS", -1.0)
+    tries, trials = Tries(), make_strong(ranks=(1, 2)).plan()
+    expected = expect_seconds(trials, [], tries)
+    assert len(tries.tried) == 1
+    everything = expect_seconds(trials, [], Tries())
+    assert expected.seconds == pytest.approx(everything.seconds, rel=0.3)
+
+
+def test_a_configuration_that_ran_before_is_not_tried(tmp_path: Path) -> None:
+    job = replace(make_strong().job, threads_per_rank=1)
+    answer(make_strong(ranks=(1, 2), job=job), tmp_path, AlteredLauncher(take))
+    tries = Tries()
+    expect_seconds(make_strong(ranks=(1, 2, 4), job=job).plan(), find_runs(tmp_path), tries)
+    assert [one.configuration for one in tries.tried] == ["ddp-4"]
+
+
+def test_a_try_that_fails_is_the_answer() -> None:
+    expected = expect_seconds(make_strong().plan(), [], Tries(Status.INVALID))
+    assert expected.seconds is None
+    assert expected.source == "a try of single-1 was invalid: no such module"
+
+
+def test_other_machines_are_not_tried_and_a_search_has_no_end_yet() -> None:
+    assert not can_try(replace(make_strong().plan()[0], launcher="slurm"))
+    search = MaxBatch(job=Job(workload="mlp", device="cpu", memory_limit="1GB"))
+    assert expect_seconds(search.plan(), [], Tries()).source == "its results decide what runs next"
+
+
+def test_a_plan_begins_with_the_model_and_its_size() -> None:
+    own = [replace(trial, workload="/somewhere/net.py:build", options={}) for trial in make_strong().plan()]
+    expected = Expectation(seconds=1.0, source="by magic", num_parameters=(1234,))
+    assert render_plan(own, expected).splitlines()[0] == "net.py:build · 1,234 parameters · float32 · cpu"

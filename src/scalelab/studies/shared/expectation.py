@@ -1,8 +1,9 @@
-"""How long a study should take, before it runs: from runs like it, or from the arithmetic of its workload.
+"""How long a study should take, before it runs: from runs like it, from a few steps, or from arithmetic.
 
-An earlier run of the same configuration is the best guide. Without one, the FLOPs of a built-in workload are divided by
-the speed of a matrix product measured now, on one core. That is right within a factor of about three: training also
-reads, writes, launches and waits. For a workload of the user's own the time is unknown.
+An earlier run of the same configuration is the best guide. Without one, every configuration is launched for a few
+steps, as long as that takes less than `MOST_TRYING_SECONDS`; those that are left follow from their batch. Where nothing
+can be launched (no torch, another machine), the FLOPs of a built-in workload are divided by the speed of a matrix
+product: that is right within a factor of about three, and of a workload of the user's own the time is unknown.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from scalelab.errors import StoreError
 from scalelab.launch.ranks.namespaces import parse_link
 from scalelab.records.environment import count_cores
 from scalelab.records.files import read_json
+from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.schema import upgrade_result
 from scalelab.records.settings import TrainingRun
-from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
-from scalelab.records.trial import Status, Trial, to_builtins
+from scalelab.records.tasks import SCRIPT_MARK, Exchange, Forecast, Measure, Quantize, Read, Script, StepPlan, Train
+from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_count, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
@@ -48,6 +51,11 @@ RUNS_LOOKED_AT = 20
 MOST_PLANNED = 30
 """Configurations of a plan on one screen."""
 MATRIX_SIZE = 512
+TRIED_PLAN = StepPlan(lead_in_steps=1, clean_steps=3, phase_steps=0, comm_free_steps=0, cycles=1)
+"""The steps of a try: the first is slower than the others."""
+MOST_TRYING_SECONDS = 30.0
+Attempt = Callable[[Trial], TrialResult]
+"""Launches a trial to see how it goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +64,29 @@ class Expectation:
 
     seconds: float | None
     source: str
+    num_parameters: tuple[int, ...] = ()
+    """Of the models that were tried."""
+    was_run: str = "Nothing was run."
 
 
-def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation:
-    """From earlier runs if they cover every configuration, else from arithmetic, else unknown."""
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What a few steps of a configuration took."""
+
+    trial: Trial
+    launch_seconds: float
+    """Without the steps; of the first step, what it took longer than the others."""
+    step_seconds: float
+    num_parameters: int | None
+
+    def expect(self, other: Trial) -> float:
+        """The seconds of a trial like it, with all its steps: a step takes as long as its batch is large."""
+        scale = other.batch_per_rank / self.trial.batch_per_rank
+        return self.launch_seconds + (count_steps(other) or 0) * self.step_seconds * scale
+
+
+def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path], attempt: Attempt | None = None) -> Expectation:
+    """From earlier runs if they cover every configuration, else by trying, else from arithmetic, else unknown."""
     known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
     if all(trial.configuration in known for trial in trials):
         total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
@@ -70,6 +97,81 @@ def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path]) -> Expectation
     if all(isinstance(trial.task, Read) for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + expect_reading(trial) for trial in trials)
         return Expectation(seconds=total, source="from typical disk and codec rates, within a factor of about three")
+    if any(isinstance(trial.task, Forecast) for trial in trials):
+        return Expectation(seconds=None, source="its results decide what runs next")
+    if attempt is not None and all(can_try(trial) for trial in trials):
+        return expect_by_trying(trials, known, attempt)
+    return expect_by_arithmetic(trials)
+
+
+def can_try(trial: Trial) -> bool:
+    """Whether a few steps of it can be launched here."""
+    is_here = LAUNCHERS[trial.launcher].is_on_this_machine and trial.num_hosts == 1
+    return is_here and isinstance(trial.task, Measure | Script | Train) and count_steps(trial) is not None
+
+
+def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attempt: Attempt) -> Expectation:
+    """Launch what is not known for a few steps; a failure is the answer, and says why."""
+    firsts: dict[str, Trial] = {}
+    for trial in trials:
+        firsts.setdefault(trial.configuration, trial)
+    began = time.perf_counter()
+    tried: dict[str, Tried] = {}
+    start_seconds = START_SECONDS
+    for name, trial in firsts.items():
+        if name in known or (tried and time.perf_counter() - began > MOST_TRYING_SECONDS):
+            continue
+        result = attempt(shorten_trial(trial))
+        if not tried:
+            start_seconds = max(0.0, time.perf_counter() - began - result.wall_seconds)
+            began = time.perf_counter() - result.wall_seconds  # loading torch is no part of a try
+        if result.status is not Status.COMPLETED:
+            what = f"a try of {name} was {result.status.words}: {result.reason}"
+            return Expectation(seconds=None, source=what, was_run="Nothing else was run.")
+        tried[name] = read_try(trial, result)
+    total = start_seconds + sum(
+        known[trial.configuration] if trial.configuration in known else find_nearest(trial, tried).expect(trial)
+        for trial in trials
+    )
+    return Expectation(
+        seconds=total,
+        source=f"from {TRIED_PLAN.num_steps} steps of {format_count(len(tried), 'configuration')}",
+        num_parameters=tuple(sorted({one.num_parameters for one in tried.values() if one.num_parameters})),
+        was_run="Nothing else was run.",
+    )
+
+
+def shorten_trial(trial: Trial) -> Trial:
+    """The trial with a few clean steps and no instruments; of a training run, the same steps without evaluation."""
+    task = trial.task
+    short = structs.replace(task, plan=TRIED_PLAN) if isinstance(task, Measure | Script) else Measure(plan=TRIED_PLAN)
+    return replace(trial, task=short, instruments=())
+
+
+def read_try(trial: Trial, result: TrialResult) -> Tried:
+    """The launch and the typical step of a try, as its slowest rank saw them."""
+    by_step: dict[int, float] = {}
+    for sample in result.samples:
+        by_step[sample.step] = max(sample.step_seconds, by_step.get(sample.step, 0.0))
+    first, *others = (by_step[number] for number in sorted(by_step))
+    step = statistics.median(others or [first])
+    launch = max(0.0, result.wall_seconds - first - sum(others)) + max(0.0, first - step)
+    counts = [rank.num_parameters for rank in result.ranks if rank.num_parameters]
+    return Tried(trial=trial, launch_seconds=launch, step_seconds=step, num_parameters=max(counts, default=None))
+
+
+def find_nearest(trial: Trial, tried: Mapping[str, Tried]) -> Tried:
+    """The try of the same configuration, or of the one most like it."""
+    if trial.configuration in tried:
+        return tried[trial.configuration]
+    return max(
+        tried.values(),
+        key=lambda one: (one.trial.num_ranks == trial.num_ranks, one.trial.strategy == trial.strategy),
+    )
+
+
+def expect_by_arithmetic(trials: Sequence[Trial]) -> Expectation:
+    """From the FLOPs of built-in workloads, and typical rates."""
     works = [0.0 if trial.trains_nothing else count_operations(trial) for trial in trials]
     if any(work is None for work in works) or any(
         trial.device != "cpu" for trial in trials if not trial.trains_nothing
@@ -189,7 +291,7 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
     shown = listed if is_full else listed[:MOST_PLANNED]
     names = {trial.name: trial.name if is_full else trial.configuration for trial in shown}
     width = max(map(len, names.values()))
-    lines = []
+    lines = describe_models(trials, expected)
     for number, trial in enumerate(shown, start=1):
         crowded = ", oversubscribed" if trial.is_oversubscribed else ""
         times = "" if is_full or rounds[trial.configuration] == 1 else f", {rounds[trial.configuration]} rounds"
@@ -199,9 +301,30 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
     lines += [
         "",
         f"{format_count(len(trials), 'trial')}, about {format_duration(expected.seconds)} ({expected.source})."
-        " Nothing was run.",
+        f" {expected.was_run}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def describe_models(trials: Sequence[Trial], expected: Expectation) -> list[str]:
+    """What is trained, in one line: workload, parameters, data type and device; nothing for what trains nothing."""
+    training = [trial for trial in trials if not trial.trains_nothing or trial.is_forecast]
+    if not training:
+        return []
+    built_in = {(trial.workload, json.dumps(to_builtins(trial.options), sort_keys=True)): trial for trial in training}
+    counts = sorted(
+        {
+            make_options(trial.workload, trial.options).count_parameters()
+            for trial in built_in.values()
+            if trial.workload in BUILT_IN
+        }
+        or expected.num_parameters
+    )
+    sizes = " to ".join(f"{count:,}" for count in dict.fromkeys((*counts[:1], *counts[-1:])))
+    names = dict.fromkeys(Path(trial.workload).name.removesuffix(SCRIPT_MARK) for trial in training)
+    words = [", ".join(names), f"{sizes} parameters" if sizes else "parameters unknown before it runs"]
+    words += [", ".join(dict.fromkeys(trial.dtype for trial in training)), training[0].device]
+    return [" · ".join(words), ""]
 
 
 def _describe_trial(trial: Trial) -> str:
