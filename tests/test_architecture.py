@@ -150,7 +150,7 @@ MEASURING_NOTHING = (
     "--help",
     "run --help",
     "run strong-scaling --help",
-    "run strong-scaling --dry-run",
+    "run strong-scaling --workload mlp --dim 8 --depth 1 --dry-run",
     "list",
     "show last",
     "show last --refresh --markdown -",
