@@ -18,6 +18,7 @@ from pathlib import Path
 from scalelab.units import parse_seconds
 
 BAR = 2.0
+SHORT = ["--ranks", "1", "--rounds", "3", "--steps", "15", "--no-control"]
 OWN = """
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ ROWS = {
 
 
 def call(words: list[str], directory: Path) -> str:
-    command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", "--ranks", "1", "--rounds", "4", *words]
+    command = [sys.executable, "-m", "scalelab", "run", "strong-scaling", *SHORT, *words]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-400:]}")
