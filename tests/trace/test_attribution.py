@@ -79,6 +79,12 @@ def test_a_kernel_belongs_to_what_was_open_where_it_was_launched(
     assert found.has_sources
 
 
+def test_an_operator_that_took_no_time_asked_for_nothing(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1).operator("aten::mm", 0, 0).launch("cudaLaunchKernel", 1, 2, 1)
+    (found,) = count(builder.kernel("gemm", 10, 5, correlation=1), tmp_path).times
+    assert found.asked == Caller("forward", "cudaLaunchKernel")
+
+
 def read(name: str, shapes: list[Any], concrete: list[str] | None = None, kind: str = "c10::BFloat16") -> Any:
     args = Arguments(
         input_dims=msgspec.Raw(msgspec.json.encode(shapes)),

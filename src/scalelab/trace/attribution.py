@@ -284,8 +284,8 @@ def find_frames(frames: Records, events: Records) -> NDArray[np.intp]:
         return found
     for lane in np.unique(events["lane"]):
         own, asking = np.flatnonzero(frames["lane"] == lane), np.flatnonzero(events["lane"] == lane)
-        if len(own):
-            time, owner = find_owners(frames[own])
+        time, owner = find_owners(frames[own])
+        if len(time):  # not all of them are empty
             place = np.searchsorted(time, events["start"][asking], side="right") - 1
             inner = np.where(place >= 0, owner[np.maximum(place, 0)], -1)
             found[asking] = np.where(inner >= 0, own[np.maximum(inner, 0)], -1)
