@@ -41,11 +41,13 @@ from scalelab.records.store import open_run
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.units import format_interval
+from scalelab.worker.script.observers import CounterObserver, GradientObserver, Observer
 
 FOLDER = Path(__file__).parent / "rigs" / "programs"
 LINE = re.compile(r"loss=(\S+) time=(\S+)")
 LEAD_IN, STEPS = 6, 24
 MOST = 0.02
+OBSERVERS: dict[str, type[Observer]] = {"gradients": GradientObserver, "counters": CounterObserver}
 LEAST_PROGRAMS = 10
 BARE_SECONDS = 300.0
 
@@ -201,6 +203,9 @@ def find_faults(result: TrialResult, lines: Lines, bare: Lines) -> list[str]:
     if isinstance(result.trial.task, Script) and report is not None and not report.obstacle:
         kinds = [block.kind for block in result.trial.task.plan.blocks]
         num_printed -= kinds.count(StepKind.COMM_FREE)  # a step is dropped where communication is switched off
+    if report is not None:  # instruments take further steps, which are not recorded
+        used = [name for name in result.trial.instruments if name in OBSERVERS and name not in report.left_out]
+        num_printed -= sum(OBSERVERS[name].num_steps for name in used)
     if num_own != num_printed:
         faults.append(f"{num_own} steps recorded, {num_printed} taken")
     ours, alone = ([loss for loss, _ in one[:num_steps]] for one in (lines, bare))
