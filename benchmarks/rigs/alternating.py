@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scalelab.records.trial import Block, StepKind
 from scalelab.worker.script.boundary import StepRule
-from scalelab.worker.script.execution import taking_part_in_spawn
+from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptSession
 
 LEARNED = 12

@@ -21,8 +21,8 @@ from scalelab.export.bundle import write_bundle
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.gpt2.published import SCHEDULE, TRAIN_SEED
 from scalelab.recipes.quantization.rows import make_study
+from scalelab.recipes.recipe import list_scripts, write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
-from scalelab.recipes.scripts import list_scripts, write_scripts
 from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.store import RunStore
 from scalelab.records.tasks import Train

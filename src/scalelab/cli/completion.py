@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from scalelab.cli.app import VERBS
-from scalelab.cli.flags import FIELD_FLAGS, parse_flags
-from scalelab.cli.project import find_project
+from scalelab.cli.flags import FIELD_FLAGS, find_project, parse_flags
 from scalelab.records.store import RUNS_DIR, find_runs
 
 FLAG_CLASSES = {

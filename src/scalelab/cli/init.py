@@ -21,8 +21,7 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.checks import check_at_least
-from scalelab.cli.flags import parse_flags
-from scalelab.cli.project import FILE
+from scalelab.cli.flags import FILE, parse_flags
 from scalelab.errors import LaunchFailed, NothingMeasured, UsageError
 from scalelab.launch.launcher import check_torch
 from scalelab.records.environment import count_cores

@@ -18,8 +18,8 @@ from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.data.shards import find_shards
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
+from scalelab.recipes.recipe import write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
-from scalelab.recipes.scripts import write_scripts
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import start_run

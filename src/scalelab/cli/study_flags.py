@@ -19,9 +19,8 @@ import tyro
 
 from scalelab.checks import FLAGS, check_divisible, flag
 from scalelab.cli.batch.submission import Submission
-from scalelab.cli.flags import RunsDir, parse_known_flags
+from scalelab.cli.flags import RunsDir, add_defaults, parse_known_flags
 from scalelab.cli.output import Output
-from scalelab.cli.project import add_defaults
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option

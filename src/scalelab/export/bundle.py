@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scalelab.errors import UsageError
+from scalelab.recipes.recipe import write_scripts
 from scalelab.recipes.reproduce import Reproduce
-from scalelab.recipes.scripts import write_scripts
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import RunStore, hash_workload

@@ -13,9 +13,9 @@ from scalelab.launch.agreement import Assignment
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Block, StepKind
 from scalelab.runs.launching import copy_for_script
-from scalelab.worker.script import execution
-from scalelab.worker.script.execution import ScriptFinished, find_function, find_hint, giving_up, run_script
+from scalelab.worker.script import runner
 from scalelab.worker.script.prelude import run_prelude
+from scalelab.worker.script.runner import ScriptFinished, find_function, find_hint, giving_up, run_script
 from scalelab.worker.script.session import ScriptSession
 from tests.worker.script.scripts import make_script_trial
 from tests.worker.script.test_session import Kept
@@ -87,7 +87,7 @@ def spin() -> None:
 
 def test_a_script_without_a_step_is_given_up_before_the_time_limit(tmp_path: Path) -> None:
     session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, tmp_path / "trace.json", Kept(), 4)
-    with pytest.raises(execution.GivenUp), giving_up(session, 0.001):
+    with pytest.raises(runner.GivenUp), giving_up(session, 0.001):
         spin()
 
 

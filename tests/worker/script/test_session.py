@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
-from scalelab.worker.script.execution import taking_part_in_spawn
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
+from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
 from scalelab.worker.script.watch import find_samples
 

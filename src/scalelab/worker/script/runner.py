@@ -1,34 +1,238 @@
-"""Run a script as a rank, with the variables that torchrun sets, and report what was seen of it."""
+"""Run a script as a rank, as `python FILE` or `python -m MODULE` would, and report what was seen of it.
+
+It gets the variables that torchrun sets. If it cannot be measured, one line says why.
+"""
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import gc
+import importlib
+import importlib.util
 import logging
 import multiprocessing
 import os
+import runpy
+import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 import torch.distributed as dist
+import torch.multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from scalelab.errors import UsageError
 from scalelab.launch.agreement import Assignment, copied_directory, samples_file, trace_file
 from scalelab.records.observations import Instrument, RankReport, ScriptReport
 from scalelab.records.samples import render_samples
 from scalelab.records.tasks import Script
 from scalelab.records.trial import StepSample, Trial
-from scalelab.worker.script.execution import giving_up, run_script, taking_part_in_spawn
+from scalelab.units import format_count, format_seconds
+from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
 from scalelab.worker.script.prelude import make_variables, move_to_copy
-from scalelab.worker.script.session import MakeObserver, ScriptSession
+from scalelab.worker.script.session import MakeObserver, ScriptEnded, ScriptSession
+from scalelab.worker.script.watch import TrainingWatch, replaced
+
+WHERE_STEPS_END = "say where a step ends: --step-at dataloader, or --step-at module:function"
+NO_GPU_WORDS = (
+    "Torch not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "no GPUs found",
+    "doesn't have NCCL built in",
+)
+STEP_NAME = "__scalelab_step__"
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+
+
+class ScriptFinished(UsageError):
+    """The script came to its end before all planned steps were taken."""
+
+
+def run_script(script: Script, session: ScriptSession) -> None:
+    """Run the script until the session ends it; raises `ScriptFinished` where the script ended by itself before."""
+    sys.argv = [script.target, *script.arguments]
+    try:
+        with session:
+            sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
+            execute_watched(script, session.watch)
+    except ScriptEnded:
+        return
+    except (ImportError, AssertionError, RuntimeError) as error:
+        hint = find_hint(str(error), script)
+        if hint:
+            raise ScriptFinished(f"{hint} ({describe(error)})") from error
+        raise
+    except GivenUp as error:
+        raise ScriptFinished(
+            f"no step was seen in {format_seconds(error.seconds)} ({describe_seen(session)}): {WHERE_STEPS_END}"
+        ) from None
+    except SystemExit as error:
+        if error.code not in (None, 0) and not session.is_measured:
+            words = f"the script exited with {describe_code(error.code)} after {count_steps(session)}"
+            raise ScriptFinished(f"{words}: see the rank's log") from error
+    except KeyboardInterrupt as error:
+        raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
+    if not session.is_measured:
+        raise ScriptFinished(describe_early_end(session))
+
+
+def execute_watched(script: Script, watch: TrainingWatch) -> None:
+    """Run it, with the function that ends a step wrapped if there is one."""
+    if not watch.uses_function:
+        execute_script(script)
+    elif is_own_function(script):
+        execute_with_step(script, watch.wrap_step)
+    else:
+        with replaced(*find_function(script.step_at), watch.wrap_step):
+            execute_script(script)
+
+
+def find_hint(words: str, script: Script) -> str:
+    """What to do about an error that scripts often meet here; empty: its own words have to do."""
+    if any(part in words for part in NO_GPU_WORDS):
+        return "the script needs a GPU, and there is none here: pass its own flag for the CPU, and the gloo backend"
+    if "attempted relative import with no known parent package" in words and not script.is_module:
+        name = Path(script.target).stem
+        return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
+    return ""
+
+
+def execute_script(script: Script) -> None:
+    """Run it as Python would."""
+    if script.is_module:
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script.target, run_name="__main__")
+
+
+def is_own_function(script: Script) -> bool:
+    """Whether the function that ends a step is in the script itself."""
+    own = script.target if script.is_module else Path(script.target).stem
+    return script.step_at.partition(":")[0] in ("__main__", own)
+
+
+def find_function(step_at: str) -> tuple[Any, str]:
+    """The module or class that has the function that ends a step, and its name there."""
+    module, _, path = step_at.partition(":")
+    *classes, name = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for part in classes:
+            owner = getattr(owner, part)
+        getattr(owner, name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--step-at {step_at}: {error}") from error
+    return owner, name
+
+
+def execute_with_step(script: Script, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Run a script with a decorator on one of its functions; lines keep their numbers."""
+    spec = importlib.util.find_spec(script.target) if script.is_module else None
+    path = spec.origin if spec is not None and spec.origin else script.target
+    tree = ast.parse(Path(path).read_bytes(), path)
+    place: list[ast.stmt] = tree.body
+    for part in script.step_at.partition(":")[2].split("."):
+        found = next((one for one in place if isinstance(one, DEFINITIONS) and one.name == part), None)
+        if found is None:
+            raise UsageError(f"--step-at {script.step_at}: {Path(path).name} defines no {part} there")
+        place = found.body
+    assert found is not None
+    found.decorator_list.insert(0, ast.copy_location(ast.Name(STEP_NAME, ast.Load()), found))
+    main = ModuleType("__main__")
+    main.__dict__.update({"__file__": path, "__package__": spec.parent if spec else None, STEP_NAME: wrap})
+    sys.modules["__main__"] = main
+    exec(compile(tree, path, "exec"), main.__dict__)
+
+
+class GivenUp(BaseException):
+    """No step was seen for too long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+@contextlib.contextmanager
+def giving_up(session: ScriptSession, seconds: float) -> Iterator[None]:
+    """Interrupt a script that has not taken a step by then: what was seen of it is still known here."""
+
+    def look(*_: object) -> None:
+        if not session.num_steps:
+            raise GivenUp(seconds)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None]:
+    """Where the script would start its ranks with `mp.spawn`, this process is one of them: they run already."""
+
+    def take_part(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any) -> Any:
+        if nprocs != num_local_ranks:
+            count = f"{nprocs} processes, the trial has {format_count(num_local_ranks, 'rank')} on this node"
+            raise UsageError(f"the script spawns {count}: pass {{ranks}} where it takes that number")
+        for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+            del os.environ[name]  # the script names a port of its own, where rank 0 has to serve the store
+        fn(local_rank, *args)
+        return SimpleNamespace(join=lambda *_, **__: True)
+
+    places = (sys.modules["torch.multiprocessing.spawn"], torch.multiprocessing)
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            stack.enter_context(replaced(place, "start_processes", lambda _: take_part))
+        yield
+
+
+def describe_code(code: object) -> str:
+    first_line = str(code).strip().partition("\n")[0]
+    return f"code {code}" if isinstance(code, int) else f"the message {first_line!r}"
+
+
+def count_steps(session: ScriptSession) -> str:
+    return f"{session.num_steps} of {session.num_planned} planned steps"
+
+
+def describe_early_end(session: ScriptSession) -> str:
+    """What to do about a script that ended too early, by what was seen of it."""
+    if session.num_steps:
+        who = os.environ["RANK"]
+        more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
+        return (
+            f"the script ended on rank {who} after {count_steps(session)}: let it train longer, or lower --steps{more}"
+        )
+    return f"the script ended without a step ({describe_seen(session)}): {WHERE_STEPS_END}"
+
+
+def describe_seen(session: ScriptSession) -> str:
+    """What there was besides steps, in words."""
+    watch = session.watch
+    counts = {
+        "trained module": len(watch.trained),
+        "backward pass": watch.num_backward,
+        "optimizer call": watch.num_calls,
+    }
+    return f"seen: {', '.join(format_count(number, what) for what, number in counts.items())}"
+
 
 GIVE_UP_SHARE = 0.9
 """Of the time limit: a script without a step until then has none."""
