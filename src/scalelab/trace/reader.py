@@ -41,12 +41,9 @@ from scalelab.trace.events import (
 )
 
 PIECE_BYTES = 1 << 19
-LARGEST_EVENT_BYTES = 1 << 26
-"""No event, and no header, may be longer."""
-MOST_GUESSES = 4
-"""How many cuts are guessed before the piece is gone through."""
-MOST_BLANKS = 1000
-"""Between the name of the list and its bracket."""
+LARGEST_EVENT_BYTES = 1 << 26  # no event, and no header, may be longer
+MOST_GUESSES = 4  # cuts, before the piece is gone through
+MOST_BLANKS = 1000  # between the name of the list and its bracket
 MOST_HEADERS = 64
 """How often `"traceEvents": [` may stand in the header without being the list of events."""
 BREAK = re.compile(rb"\}\s*,\s*\{")
