@@ -43,7 +43,8 @@ default workload; [Workloads](workloads.md) lists the options of every one.
 | 0 | success |
 | 1 | an error; its one line starts with `error:` |
 | 2 | usage: an invalid flag, value or name |
-| 3 | some trials failed; the others are kept and reported |
+| 3 | some trials failed; the others are kept and reported. `compare --fail-if-slower`: slower |
+| 4 | `compare --fail-if-slower`: unresolved |
 | 124 | no trial completed, and the first failure was the time limit |
 | 130 | interrupted; results so far are kept |
 | 143 | terminated by SIGTERM, as batch systems do; results so far are kept |

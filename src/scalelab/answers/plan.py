@@ -126,11 +126,12 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
 
 
 def make_layout_table(plan: TrainingPlan, num_tokens: float) -> Table:
+    has_rounds = any(one.layout.interleave > 1 for one in plan.ranked)
     return make_table(
         plan.ranked,
         count_column("tensor", "TP", lambda one: one.layout.tensor),
         count_column("pipeline", "PP", lambda one: one.layout.pipeline),
-        count_column("interleave", "rounds", lambda one: one.layout.interleave, is_detail=True),
+        *([count_column("interleave", "rounds", lambda one: one.layout.interleave)] if has_rounds else []),
         *([count_column("context", "CP", lambda one: one.layout.context)] if plan.best.layout.context > 1 else []),
         count_column("data", "DP", lambda one: one.layout.data),
         count_column("zero", "ZeRO", lambda one: one.layout.zero),

@@ -35,7 +35,7 @@ class Output:
     pdf: Target = None
     """PDF report."""
     brief: bool = False
-    """A short PDF of two pages or so: answers and the main tables."""
+    """A short PDF, at most two pages for a recipe: answers and the main tables."""
     markdown: Target = None
     """Markdown for a pull request, with its charts as pictures beside it."""
     json: Target = None
