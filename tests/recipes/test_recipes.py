@@ -218,7 +218,7 @@ def test_rows_that_wait_say_for_what(documents: dict[str, Document]) -> None:
     assert "slurm: not running inside a slurm allocation" in " ".join(
         find_section(documents["polaris"], "P2").paragraphs
     )
-    assert "two nodes are emulated, and 100mbit is not the published network" in read("polaris", "P4")
+    assert "two nodes are emulated, and 100 Mbit/s is not the published network" in read("polaris", "P4")
     assert "Incomplete" not in read("polaris", "P6")
     assert "Incomplete" not in read("polaris", "P5")
     assert "trials/p5.profiled.train-r1/trace" in " ".join(find_section(documents["polaris"], "P5").paragraphs)
@@ -237,7 +237,7 @@ def test_waiting_and_transfer_are_told_apart_inside_a_node_and_between_two(docum
     words = " ".join(find_section(documents["polaris"], "P4").paragraphs)
     assert "communication takes 5.00 ± 0.00 times as long as inside one" in words
     assert "A step inside one node: 3.00 ± 0.00 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
-    assert "between two over 100mbit: 19.0 ± 0.0 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
+    assert "between two over 100 Mbit/s: 19.0 ± 0.0 ms of transfer and 1.00 ± 0.00 ms of waiting" in words
     assert "/s bus bandwidth on a 12.5 MB/s link" in words
 
 

@@ -59,6 +59,27 @@ def find_too_large(outcome: Outcome) -> Arm | None:
     return next((a for a in outcome.arms.values() if a.failure and a.failure.status is Status.OUT_OF_MEMORY), None)
 
 
+def describe_limit(outcome: Outcome) -> str:
+    """`under the limit of 300 MB per rank that scalelab set, batch 64 does not fit`; empty where every batch fits."""
+    failed = find_too_large(outcome)
+    if failed is None:
+        return ""
+    limit, batch = failed.trial.memory_limit_bytes, failed.trial.global_batch
+    if limit is None:
+        return f"batch {batch} runs out of memory"
+    return f"under the limit of {say('bytes', limit)} per rank that scalelab set, batch {batch} does not fit"
+
+
+def explain_limit(outcome: Outcome) -> tuple[str, ...]:
+    """What a limit counts, beside the memory in tables."""
+    if not any(arm.trial.memory_limit_bytes for arm in outcome.arms.values()):
+        return ()
+    return (
+        "The limit is scalelab's, not the machine's memory. It counts what a process allocates beyond torch itself, not"
+        " its tensors alone; the resident memory of a process includes torch, and may exceed the limit.",
+    )
+
+
 def is_out_of_memory(batch: int, result: TrialResult) -> bool:
     """Whether this is the batch that was published as out of memory, and it was."""
     return result.status is Status.OUT_OF_MEMORY and result.trial.global_batch == batch

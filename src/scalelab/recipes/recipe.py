@@ -126,6 +126,8 @@ class Row:
     """The row whose parts these are, where it measures nothing of its own."""
     num_tables: int | None = None
     """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What tables and charts call its parts; those that are missing have their short name."""
     shows: tuple[str, ...] = ()
     """The parts whose tables and charts it shows; none: all of them."""
     state: str = ""
@@ -139,6 +141,9 @@ class Row:
     def prefix(self) -> str:
         """What the trials of its parts are named by."""
         return (self.reads or self.id).lower()
+
+    def name_part(self, key: str) -> str:
+        return self.names.get(key, key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,13 +138,15 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
         return
     ran = [one for one in rows if one.num_completed]
     num_rows = sum(not one.row.state for one in rows)
+    missing = [one.row.id for one in rows if not one.row.state and not one.num_completed]
+    which = f" (not: {', '.join(missing)})" if missing and ran else ""
     verdicts = [judge_main(one.answer.main, size) for one in rows]
     comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_MACHINE)]
     num_agree = comparable.count(AGREES)
     said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree" if comparable else ""
     yield ROWS(
         "",
-        f"{len(ran)} of {format_count(num_rows, 'row')} ran{said}.",
+        f"{len(ran)} of {format_count(num_rows, 'row')} ran{which}{said}.",
         rows=num_rows,
         ran=len(ran),
         comparable=len(comparable),
@@ -174,17 +176,18 @@ def make_section(one: Concluded) -> Section:
     why = f"{'Not run' if one.is_hindered and not one.row.state else 'Incomplete'}: {one.reason}." if one.reason else ""
     wanted = one.row.shows or one.shown
     outcomes = {key: one.shown[key] for key in wanted if key in one.shown and one.shown[key].document is not None}
+    named = {one.row.name_part(key): outcome for key, outcome in outcomes.items()}
     is_crowded = len(outcomes) > MOST_WHOLE_PARTS
     most = 1 if is_crowded or one.answer.tables else MOST_TABLES
     if one.row.num_tables is not None and one.answer.sentences:
         most = one.row.num_tables
     tables = [
-        (key, shorten_table(table) if one.answer.tables else table)
+        (one.row.name_part(key), shorten_table(table) if one.answer.tables else table)
         for key, outcome in outcomes.items()
         for table in list_tables(outcome)[:most]
     ]
     answers = [str(question) for question in one.answer.questions]
-    sentences = one.answer.sentences or tuple(quote_studies(outcomes, is_crowded))
+    sentences = one.answer.sentences or tuple(quote_studies(named, is_crowded))
     rest = [sentence for sentence in sentences if not any(sentence in answer for answer in answers)]
     lead = (*((why,) if why else ()), *describe_setting(one), *(answers or rest[:1]))
     return Section(
@@ -193,7 +196,7 @@ def make_section(one: Concluded) -> Section:
         num_answers=len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
-        charts=one.answer.charts or tuple(choose_charts(outcomes)),
+        charts=one.answer.charts or tuple(choose_charts(named)),
     )
 
 
@@ -336,7 +339,8 @@ def point_to_logs(caution: Caution, results: Sequence[TrialResult], prefix: str)
     result = next((one for one in failed if one.trial.label == caution.subject), failed[0] if failed else None)
     if result is None:
         return caution.next_step
-    return f"{result.status.advice}; logs: trials/{prefix}.{result.trial.name}"
+    place = f"trials/{prefix}.{result.trial.name}"
+    return result.status.advice if place in caution.message else f"{result.status.advice}; logs: {place}"
 
 
 def merge_cautions(found: Iterable[Found]) -> tuple[Caution, ...]:

@@ -208,8 +208,11 @@ def cut_text(words: str, most: int = BRIEF_CHARACTERS) -> str:
 
 def _shorten_table(table: Table) -> Table:
     left_out = len(table.rows) - BRIEF_ROWS
-    notes = (f"{left_out} more rows are in the full report",) if left_out > 0 else ()
+    more = "1 more row is" if left_out == 1 else f"{left_out} more rows are"
     rows = table.rows[:BRIEF_ROWS] if left_out > 0 else table.rows
+    marks = tuple(mark for row in rows for cell in row for mark in cell.mark)
+    legends = tuple(note for note in table.notes[1:] if marks and note.startswith(marks))
+    notes = (*legends, *((f"{more} in the full report",) if left_out > 0 else ()))
     return replace(table, rows=rows, notes=(*table.notes[:1], *notes))
 
 

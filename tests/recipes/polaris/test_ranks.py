@@ -55,9 +55,9 @@ def test_every_source_of_every_rank_has_a_line_and_a_verdict() -> None:
     result = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
     finding = conclude("mpi", result)
     assert read_table(finding)[3:] == [
-        ["mpi", "MPICH", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
-        ["mpi", "Split_type(SHARED)", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
-        ["mpi", "MPI rank % 4", 1, 2, 1, "n1", "0x300", "0x300", "agrees"],
+        ["mpi", "MPICH", 1, 2, 1, "n1", "0x300", "0x300", "ranks agree"],
+        ["mpi", "Split_type(SHARED)", 1, 2, 1, "n1", "0x300", "0x300", "ranks agree"],
+        ["mpi", "MPI rank % 4", 1, 2, 1, "n1", "0x300", "0x300", "ranks agree"],
     ]
     assert any("all 3 sources agree" in answer for answer in finding.sentences)
 
@@ -72,9 +72,9 @@ def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> No
     finding = conclude("mpi", result)
     verdicts = {(row[1], row[2]): row[-1] for row in read_table(finding)}
     assert verdicts == {
-        ("Split_type(SHARED)", 0): "agrees",
-        ("MPI rank % 4", 0): "agrees",
-        ("Split_type(SHARED)", 1): "agrees",
+        ("Split_type(SHARED)", 0): "ranks agree",
+        ("MPI rank % 4", 0): "ranks agree",
+        ("Split_type(SHARED)", 1): "ranks agree",
         ("MPI rank % 4", 1): "differs: local rank 1, actually 0",
     }
     assert any("MPI rank % 4 under mpi gives rank 1 local rank 1, actually 0" in answer for answer in finding.sentences)
@@ -90,7 +90,7 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     trial = make_trial("mpi")
     asked = TrialResult(trial=trial, status=Status.COMPLETED, ranks=make_ranks(["n1", "n1"], say))
     finding = conclude("mpi", asked)
-    assert [row[-1] for row in read_table(finding)] == 2 * ["agrees", "not run"]
+    assert [row[-1] for row in read_table(finding)] == 2 * ["ranks agree", "not run"]
     assert "Not run: Split_type(SHARED) under mpi: no mpi4py." in finding.sentences
     missing = conclude("slurm", not_run(make_trial("slurm"), "no allocation"))
     (line,) = read_table(missing)

@@ -12,9 +12,10 @@ from scalelab.recipes.evidence import (
     ACCOUNTED,
     Compared,
     MemoryForecast,
+    describe_limit,
     divide_steps,
+    explain_limit,
     find_arm,
-    find_too_large,
     is_out_of_memory,
     keep_tables,
     list_arms,
@@ -128,12 +129,12 @@ def say_signed(num_bytes: float) -> str:
 
 
 def list_differences(above: float | None) -> Iterator[Compared]:
-    """Allocated against estimated; ours the other way round where the estimate is more, as bytes are at least 0."""
-    is_less = above is not None and above < 0
-    what = "after the step − estimate"
-    yield compare_megabytes(what, None if is_less else above, published.ABOVE_ESTIMATE_MEGABYTES)
-    if above is not None and is_less:
-        yield Compared("estimate − after the step", -above, None)
+    """Allocated against estimated; bytes are at least 0, so where ours is less the line says on which side it is."""
+    if above is not None and above >= 0:
+        yield compare_megabytes("after the step − estimate", above, published.ABOVE_ESTIMATE_MEGABYTES)
+    elif above is not None:
+        what = "from the estimate: ours below, published above"
+        yield compare_megabytes(what, -above, published.ABOVE_ESTIMATE_MEGABYTES)
 
 
 def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:
@@ -226,8 +227,9 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
                 "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days,"
                 f" {say_large(future.years)} years on this device (published: {published.TARGET_TOKENS_PER_SECOND}"
                 f" tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS} years). FLOPs per token grow with"
-                " the parameters, so tokens/s shrink by 1T over the parameters of this model. It takes thousands of"
-                " devices, and then communication, which this leaves out, decides."
+                " the parameters, so tokens/s shrink by 1T over the parameters of this model. To finish in"
+                f" a year takes {say_large(future.years)} such devices that lose nothing to each other; communication,"
+                " which this leaves out, then decides."
             },
         ),
     )
@@ -277,13 +279,12 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
         gains.append(Compared(what, gain, row.tokens_per_second / first_row.tokens_per_second))
         peak = read_memory(arm) if arm else None
         memory.append(Compared(what, peak, row.megabytes * published.MEGABYTE, f"{row.megabytes:,} MB"))
-    failed = find_too_large(outcome)
+    limit = describe_limit(outcome)
     best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
-    limit = f"; batch {failed.trial.global_batch} runs out of memory" if failed else ""
     sentence = (
         f"The highest throughput is {say('rate', measure_rate(best))} tokens/s at batch"
-        f" {best.trial.global_batch}{limit} (published: out of memory at {published.OUT_OF_MEMORY_BATCH}). Every batch"
-        " ran in a fresh process, so its memory is its own."
+        f" {best.trial.global_batch}{f'; {limit}' if limit else ''} (published: out of memory at"
+        f" {published.OUT_OF_MEMORY_BATCH}). Every batch ran in a fresh process, so its memory is its own."
     )
     last = next((line for line in reversed(gains) if line.ours is not None), gains[0])
     return Answer(
@@ -299,7 +300,7 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
                 notes=(ACCOUNTED, "published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
             ),
         ),
-        sentences=(sentence, *quote(outcome)[:2]),
+        sentences=(sentence, *explain_limit(outcome), *quote(outcome)[:2]),
         questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
     )
 
@@ -314,13 +315,14 @@ def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
     listed = ", ".join(f"{say('ratio', gain)} at {batch}" for batch, gain in known.items())
     growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1]
     verdict = (
-        f"Throughput grows up to batch {growing[-1]}" if growing else "This run does not show where throughput grows"
+        f"A gain is resolved up to batch {growing[-1]}" if growing else "This run does not show where throughput grows"
     )
     held = {arm.trial.global_batch: read_memory(arm) for arm in (ordered[0], ordered[-1])}
     memory = ", ".join(f"{say('bytes', num_bytes)} at {batch}" for batch, num_bytes in held.items() if num_bytes)
     return {
         "batches": f"{verdict}. Tokens/s over the batch before: {listed}. Larger batches spread the fixed cost of a"
-        f" step over more tokens until the device is busy; memory keeps growing with the activations ({memory}){limit}."
+        " step over more tokens until the device is busy; memory keeps growing with the activations"
+        f" ({memory}){f'; {limit}' if limit else ''}."
     }
 
 

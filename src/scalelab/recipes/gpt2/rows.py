@@ -267,8 +267,12 @@ def answer_g6(outcomes: Outcomes) -> Answer:
 
 def name_places(arms: Mapping[str, Arm]) -> list[str]:
     """Where the traces of every strategy are."""
-    kept = [f"trials/g6.traces.{list_traced(arm)[0].trial.name}/trace" for arm in arms.values()]
-    return [f"Traces, in the directory of this run: {', '.join(kept)} (rank<n>.json.gz)."] if kept else []
+    if not arms:
+        return []
+    return [
+        f"The traces of {', '.join(arms)} are in the directory of this run, a file per rank:"
+        " trials/g6.traces.*/trace/rank<n>.json.gz."
+    ]
 
 
 def read_report(arm: Arm) -> RankReport:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,10 @@ MEANINGS = {
 """Of the directives that are shown; the others pass the environment on and redirect output."""
 
 
+MOST_QUOTED = 160
+"""Characters of a rejection that the answer itself quotes."""
+
+
 def make_p9(size: Size) -> Row:
     job = make_submitted(size, find_batch_system() or "pbs")
     return Row(id="P9", title="Job script", parts={"job": job}, conclude=answer_p9, num_tables=0)
@@ -134,22 +139,25 @@ def make_submitted(size: Size, scheduler: Scheduler) -> SubmittedTraining:
 
 
 def answer_p9(outcomes: Outcomes) -> Answer:
-    became = [describe_job(result) for result in outcomes["job"].results] if "job" in outcomes else []
+    results = outcomes["job"].results if "job" in outcomes else ()
+    became = [describe_job(result) for result in results]
+    details = [detail for result in results for detail in quote_refusal(result)]
     said = pair_questions("polaris", "P9", {"rejected": " ".join(became)} if became else {})
     if installed_version("psij-python") is None:
-        return Answer(sentences=(*became, f"No script: {NO_PSIJ}."), questions=said)
-    directives = list_directives(write_script())
+        return Answer(sentences=(*became, *details, f"No script: {NO_PSIJ}."), questions=said)
+    directives = [words for words in list_directives(write_script()) if name_directive(words) in MEANINGS]
     table = make_table(
-        [words for words in directives if name_directive(words) in MEANINGS],
+        directives,
         text_column("directive", "#PBS", lambda words: " ".join(words)),
         text_column("meaning", "sets", lambda words: MEANINGS[name_directive(words)]),
         title="Job script for PBS",
     )
     sentence = (
         f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
-        f" has {len(directives)} directives. Submit a whole study with: {SUBMIT}"
+        f" has {len(directives)} directives, besides those for the environment and output. Submit a whole study"
+        f" with: {SUBMIT}"
     )
-    return Answer(tables=(table,), sentences=(*became, sentence), questions=said)
+    return Answer(tables=(table,), sentences=(*became, sentence, *details), questions=said)
 
 
 def describe_job(result: TrialResult) -> str:
@@ -160,13 +168,21 @@ def describe_job(result: TrialResult) -> str:
     submitted = f"A job of {NUM_NODES} nodes was submitted{whose}{named}"
     if result.status is Status.COMPLETED:
         where = f"{submitted} and ran"
-    elif note is None:
-        where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
     elif named:
         where = f"{submitted} and {VERBS[result.status]}: {result.reason}"
-    else:
+    elif note is None:
+        where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
+    elif len(result.reason) <= MOST_QUOTED:
         where = f"{submitted} and rejected: {result.reason}"
+    else:
+        where = f"Not submitted: {note.scheduler} on this machine took no job of {NUM_NODES} nodes; its words are below"
     return f"{where} (published: {published.REJECTION})."
+
+
+def quote_refusal(result: TrialResult) -> Iterator[str]:
+    """What the batch system said where it took no job and said more than a line."""
+    if result.batch is not None and not result.batch.job and len(result.reason) > MOST_QUOTED:
+        yield f"In the words of {result.batch.scheduler}: {result.reason}."
 
 
 def write_script() -> str:

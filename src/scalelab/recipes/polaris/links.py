@@ -11,6 +11,7 @@ from functools import partial
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import judge
+from scalelab.launch.ranks.namespaces import Link, parse_link
 from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
@@ -63,7 +64,7 @@ def make_p4(size: Size) -> Row:
         title="Link cost",
         parts={"links": study},
         conclude=partial(answer_p4, size, study),
-        reason=f"two nodes are emulated, and {link} is not the published network",
+        reason=f"two nodes are emulated, and {name_link(parse_link(link))} is not the published network",
         num_tables=0,
     )
 
@@ -84,12 +85,18 @@ def answer_p4(size: Size, study: Network, outcomes: Outcomes) -> Answer:
         sentences=(
             *_describe_ratio(ratio, inside, between),
             *_describe_parts("inside one node", inside),
-            *_describe_parts(f"between two over {between.link.name}", between),
+            *_describe_parts(f"between two over {name_link(between.link)}", between),
             *_predict(inside, between),
             *_explain_absence(outcome, between),
         ),
         questions=pair_questions("polaris", "P4", answer_links(inside, between)),
     )
+
+
+def name_link(link: Link) -> str:
+    """`100 Mbit/s`; without a limit `an unshaped link`."""
+    rate = link.bytes_per_second
+    return f"{8 * rate / 1e6:g} Mbit/s" if rate else f"an {link.name} link"
 
 
 def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
@@ -109,8 +116,9 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
             why = f" Of that, {say('seconds', parts[0])} are transfer and {say('seconds', parts[1])} waiting per step."
         answers["between"] = (
             f"{judge_share(two, 0.5, 'Yes', 'No')}: {say('share', two)} of a profiled step over"
-            f" {between.link.name} between two emulated nodes.{why} A slower link takes longer for the same bytes; a"
-            " rank that waits for another is not a cost of the link, and the published profile does not separate them."
+            f" {name_link(between.link)} between two emulated nodes.{why} A slower link takes longer for the same"
+            " bytes; a rank that waits for another is not a cost of the link, and the published profile does not"
+            " separate them."
         )
     return answers
 
@@ -158,7 +166,7 @@ def _print_ms(seconds: float) -> str:
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
         yield (
-            f"Between two emulated nodes over {between.link.name}, communication takes {format_times(ratio)} as"
+            f"Between two emulated nodes over {name_link(between.link)}, communication takes {format_times(ratio)} as"
             f" long as inside one; its share of a profiled step is {say('share', between.estimate(read_share))}, inside"
             f" one node {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
             f" {print_share(published.TWO_NODES.share)} and {print_share(published.ONE_NODE.share)})."
@@ -305,7 +313,7 @@ def answer_p10(outcomes: Outcomes) -> Answer:
     sentences: list[str] = []
     tables: list[Table] = []
     main: Main | None = None
-    for key, outcome in outcomes.items():
+    for outcome in outcomes.values():
         eager, compiled = (
             next((arm for arm in list_arms(outcome) if arm.trial.shape.compile is on), None) for on in (False, True)
         )
@@ -318,5 +326,6 @@ def answer_p10(outcomes: Outcomes) -> Answer:
             )
         sentences += quote(outcome, BREAK_EVEN.name)
         if outcome.document is not None:
-            tables.append(replace(outcome.document.tables[0], title=f"Compilation ({key})"))
+            ranks = format_count(max((result.trial.num_ranks for result in outcome.results), default=1), "rank")
+            tables.append(replace(outcome.document.tables[0], title=f"Compilation, {ranks}"))
     return Answer(main=main, tables=tuple(tables), sentences=tuple(sentences))

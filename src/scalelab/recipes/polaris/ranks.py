@@ -110,7 +110,8 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         table = make_beside_table(
             "share", [*own, *lines], title="Efficiency: speedup of an epoch over ranks", size=size
         )
-        main = Main("share", f"efficiency on {ranks} ranks (published: {published.NUM_RANKS})", efficiency, there["A"])
+        fewer = "" if is_same else f"; published on {published.NUM_RANKS}"
+        main = Main("share", f"efficiency on {ranks} ranks{fewer}", efficiency, there["A"])
         sentences.append(
             f"{ranks} ranks run an epoch {say('ratio', speedup)} times as fast as one device, efficiency"
             f" {say('share', efficiency)} (published: {_list_speedups()} on {published.NUM_RANKS})."
@@ -148,13 +149,22 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
         by_mpi = f"Here MPI gave the true ranks {'everywhere' if not wrong else 'not under ' + ', '.join(wrong)}"
     pals = "PALS itself was asked" if any("PALS" in source for source in asked) else "no PALS variable was set"
     answers = {
-        "mapping": f"{_compare_sources(found)}." if found else f"{UNTOLD}: no launcher ran.",
+        "mapping": f"{_compare_sources(found)}.{_name_absent(outcomes)}" if found else f"{UNTOLD}: no launcher ran.",
         "portable": f"{by_mpi.rstrip('.')}; {pals}. Get_rank and Split_type belong to MPI, so they exist under every"
         " MPI and count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of"
         " PALS take two lines and no package, and exist on systems with PALS only.",
     }
     pinned = " ".join(describe_ranks(outcomes.get("train")))
     return answers | ({"affinity": pinned} if pinned else {})
+
+
+def _name_absent(outcomes: Outcomes) -> str:
+    """The launchers that did not run: nothing follows for them."""
+    absent = [name for name in LAUNCHERS if name in outcomes and find_completed(outcomes.get(name)) is None]
+    if not absent:
+        return ""
+    mpi = ", so mpi4py was not asked" if "mpi" in absent else ""
+    return f" Not run here: {', '.join(absent)}{mpi}."
 
 
 def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
@@ -194,7 +204,7 @@ class Said(NamedTuple):
         if self.result is None or self.said.reason:
             return Status.NOT_RUN.words
         difference = find_difference(self.result, self.report, self.said)
-        return None if self.is_own else f"differs: {difference}" if difference else "agrees"
+        return None if self.is_own else f"differs: {difference}" if difference else "ranks agree"
 
 
 def list_lines(outcomes: Outcomes) -> Iterator[Said]:
@@ -241,6 +251,10 @@ def make_rank_table(outcomes: Outcomes) -> Table | None:
         text_column("published_mask", "published", read_published, align="right"),
         text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status.words),
         title="Who the ranks are",
+        notes=(
+            "ranks agree: rank, number of ranks and local rank are those that follow from the hosts",
+            "CPU mask: the cores that a rank may use here; published: those on another machine, not compared",
+        ),
     )
     return table if lines else None
 

@@ -5,6 +5,7 @@ P3 and P7: dimensions and data types. The other rows are in modules of their own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -159,7 +160,13 @@ def make_p7(size: Size) -> Row:
         for length in LENGTHS
     }
     return Row(
-        id="P7", title="Data types", parts=parts, conclude=partial(answer_p7, size), num_tables=0, accounts_memory=True
+        id="P7",
+        title="Data types",
+        parts=parts,
+        conclude=partial(answer_p7, size),
+        num_tables=0,
+        names={f"length{length}": f"target length {length}" for length in LENGTHS},
+        accounts_memory=True,
     )
 
 
@@ -200,8 +207,8 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, from steps", size=size),
             make_beside_table("bytes", memory, title="Peak memory", size=size, notes=(ACCOUNTED,)),
         ),
-        sentences=tuple(sentences),
-        questions=pair_questions("polaris", "P7", answer_memory(held_by)),
+        sentences=(*sentences, *describe_lost(outcomes)),
+        questions=pair_questions("polaris", "P7", answer_memory(held_by, list(describe_lost(outcomes)))),
     )
 
 
@@ -210,7 +217,21 @@ def measure_dtypes(outcome: Outcome | None) -> dict[str, int]:
     return {arm.label: held for arm in list_arms(outcome) if (held := read_memory(arm)) is not None}
 
 
-def answer_memory(held_by: Mapping[int, Mapping[str, int]]) -> dict[str, str]:
+def describe_lost(outcomes: Outcomes) -> Iterator[str]:
+    """Which data types lose the loss: less memory is worth nothing where nothing is learnt."""
+    lost: dict[str, list[int]] = {}
+    for length in LENGTHS:
+        for arm in list_arms(outcomes.get(f"length{length}")):
+            if any(not math.isfinite(loss) for result in arm.completed for loss in result.losses().values()):
+                lost.setdefault(arm.label, []).append(length)
+    for label, lengths in lost.items():
+        yield (
+            f"With {label} the loss becomes NaN or infinite at target length {', '.join(map(str, lengths))}: its times"
+            " and bytes are those of a training run that learns nothing."
+        )
+
+
+def answer_memory(held_by: Mapping[int, Mapping[str, int]], lost: Sequence[str] = ()) -> dict[str, str]:
     """Whether bfloat16 holds less than float32: cast and autocast, at every length."""
     saved: dict[str, list[tuple[int, float]]] = {}
     for length, held in held_by.items():
@@ -226,6 +247,7 @@ def answer_memory(held_by: Mapping[int, Mapping[str, int]]) -> dict[str, str]:
     )
     return {
         "memory": f"{'Yes' if is_always else 'Not in every case'}. Accounted peak saved against {REFERENCE}: {listed}."
+        f"{''.join(f' {sentence}' for sentence in lost)}"
         " A cast stores parameters, gradients, moments and activations in half the bytes, and saves less than half of"
         " the peak where other buffers keep their size; autocast keeps parameters, gradients and"
         " moments in float32, halves the activations of matrix products, and holds 16-bit copies of the weights: it"

@@ -80,6 +80,7 @@ def make_p8(size: Size) -> Row:
         conclude=partial(answer_p8, size),
         num_tables=0,
         shows=tuple(f"width{width}" for width in list_widths(size)),
+        names={f"width{width}": f"d_model {width}" for width in list_widths(size)},
         accounts_memory=True,
     )
 

@@ -122,11 +122,13 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
     }
     shows = tuple(parts)
     parts |= {f"timed{n}x{batch}": make_timed(size, batch, n) for n in DEVICES for batch in published.BATCHES}
+    names = {key: f"batch {choose_batch(size, batch)}" for key, batch in zip(shows, published.BATCHES, strict=True)}
+    shown: dict[str, Any] = {"shows": shows, "names": names}
     r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
     return (
-        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0, shows=shows),
-        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", shows=shows),
-        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", shows=shows),
+        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0, **shown),
+        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", **shown),
+        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", **shown),
     )
 
 

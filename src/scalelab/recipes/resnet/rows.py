@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_median, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
+    describe_limit,
     divide_steps,
+    explain_limit,
     find_arm,
-    find_too_large,
     is_out_of_memory,
     keep_tables,
     list_arms,
@@ -50,6 +51,7 @@ from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.optimizers import OptimizerName, Optimizers
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
+from scalelab.units import format_quantity
 
 SMALL_LIMIT = "600MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
@@ -89,12 +91,13 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     table = make_beside_table("seconds", lines, title="An epoch without loading, from steps", size=size, notes=notes)
     sentences = []
     if outcome is not None and list_arms(outcome):
-        failed = find_too_large(outcome)
         largest = max(arm.trial.global_batch for arm in list_arms(outcome))
-        limit = f"{failed.trial.global_batch} runs out of memory" if failed else "none runs out of memory"
+        limit = describe_limit(outcome) or "none runs out of memory"
         sentences.append(
-            f"The largest batch that ran is {largest}; {limit} (published: {published.OUT_OF_MEMORY_BATCH} does)."
+            f"The largest batch that ran is {largest}; {limit} (published: batch {published.OUT_OF_MEMORY_BATCH} runs"
+            " out of memory)."
         )
+        sentences += explain_limit(outcome)
     return Answer(
         main=make_main("seconds", "epoch", lines),
         tables=keep_tables(*compare_timed(size, outcomes), table),
@@ -125,16 +128,22 @@ def answer_batches(arms: Sequence[Arm]) -> dict[str, str]:
         factor = arm.trial.global_batch / before.trial.global_batch
         gain = scale(divide_steps(before, arm), factor)
         if gain is not None:
-            gains.append((f"{before.trial.global_batch} → {arm.trial.global_batch}", gain))
+            gains.append((f"from batch {before.trial.global_batch} to {arm.trial.global_batch}", gain))
     if len(gains) < 2:
         return {}
     words = {Verdict.SLOWER: "It grows", Verdict.FASTER: "It falls", Verdict.NO_DIFFERENCE: "It stays the same"}
-    said = [f"{words.get(judge(gain), UNTOLD)}: images/s {say('ratio', gain)} ({what})" for what, gain in gains]
+    verdicts = [words.get(judge(gain), UNTOLD) for _, gain in gains]
+    times = [f"{format_quantity('ratio', gain)} times the images/s {what}" for what, gain in gains]
+    later = "; ".join(  # neighbours with one verdict share it
+        f"{verdict}: {', '.join(said for _, said in group)}"
+        for verdict, group in groupby(zip(verdicts[1:], times[1:], strict=True), key=lambda pair: pair[0])
+    )
     per_image = ordered[0].step.value / ordered[0].trial.global_batch
     return {
-        "grows": f"{said[0]}. A step has a cost that does not grow with its images (kernel launches, Python, the"
-        f" optimizer); at batch {ordered[0].trial.global_batch} an image takes {say('seconds', per_image)} in all.",
-        "flattens": f"{'; '.join(said[1:])}. Once every core or multiprocessor is busy, time per image is that of its"
+        "grows": f"{verdicts[0]}: {times[0]}. A step has a cost that does not grow with its images (kernel launches,"
+        f" Python, the optimizer); at batch {ordered[0].trial.global_batch} an image takes {say('seconds', per_image)}"
+        " in all.",
+        "flattens": f"{later}. Once every core or multiprocessor is busy, time per image is that of its"
         " arithmetic and memory traffic, whatever the batch.",
     }
 
