@@ -22,7 +22,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_known, format_quantity
+from scalelab.units import Quantity, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 UNTOLD = "This run does not show it"
@@ -207,6 +207,7 @@ def make_beside_table(
     size: Size,
     notes: tuple[str, ...] = (),
     is_ratio: bool = False,
+    header: str = "ours",
 ) -> Table | None:
     """Ours beside the published; None where there is nothing of ours. `is_ratio`: it compares across machines."""
     listed = list(lines)
@@ -225,7 +226,7 @@ def make_beside_table(
     return make_table(
         listed,
         text_column("what", "what", lambda line: line.what),
-        make_column(quantity, "ours", "ours", lambda line: line.ours, domain="amount" if quantity == "share" else None),
+        make_column(quantity, "ours", header, lambda line: line.ours, domain="amount" if quantity == "share" else None),
         there if any(line.published is not None for line in listed) else None,
         quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
         title=title,
@@ -234,8 +235,9 @@ def make_beside_table(
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in a sentence; `unknown` where its interval is wider than the number."""
-    return format_known(quantity, value) if isinstance(value, Estimate) else format_quantity(quantity, value)
+    """A number in a sentence with its interval, however wide: `2 ± 5`; `unknown` only where it came out impossible."""
+    is_impossible = isinstance(value, Estimate) and value.value < 0 and quantity != "number"
+    return "unknown" if is_impossible else format_quantity(quantity, value)
 
 
 def keep_tables(*tables: Table | None) -> tuple[Table, ...]:

@@ -72,7 +72,7 @@ def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None
 
 def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     words = answer_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).sentences
-    assert words[0].startswith("With K = 127, the int8 network loses 1.00 points of accuracy")
+    assert words[0].startswith("With K = 127, the int8 network gets 2 images fewer right (−2.67 to +0.68 points: not")
     assert words[0].endswith("classifies 99.00 % of images as float does.")
     assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
     assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")

@@ -41,7 +41,7 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_count, format_share, format_times
+from scalelab.units import format_count, format_share, is_known
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
@@ -165,10 +165,12 @@ def _print_ms(seconds: float) -> str:
 
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
+        vague = "" if is_known(ratio) else f", too uncertain to compare with {published.LINK_RATIO}"
         yield (
-            f"Between two emulated nodes over {name_link(between.link)}, communication takes {format_times(ratio)} as"
-            f" long as inside one; its share of a profiled step is {say('share', between.estimate(read_share))}, inside"
-            f" one node {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
+            f"Between two emulated nodes over {name_link(between.link)}, communication takes {say('ratio', ratio)}"
+            f" times as long as inside one{vague}; its share of a profiled step is"
+            f" {say('share', between.estimate(read_share))}, inside one node"
+            f" {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
             f" {print_share(published.TWO_NODES.share)} and {print_share(published.ONE_NODE.share)})."
         )
     elif inside.exposed is not None:

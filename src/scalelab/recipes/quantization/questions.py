@@ -14,7 +14,7 @@ from scalelab.recipes.evidence import UNTOLD, compare_estimates, say
 from scalelab.records.quantized import Histogram, Quantized
 from scalelab.studies.quantize.answer import StageAnswer
 from scalelab.studies.quantize.findings import format_change
-from scalelab.units import format_share
+from scalelab.units import format_count, format_share
 
 LEVEL = 0.5
 """Excess kurtosis below which a distribution counts as bell-shaped."""
@@ -22,8 +22,8 @@ CENTRED = 0.1
 """Standard deviations that the mean of a centred distribution may be from zero."""
 NORMAL_BEYOND = 0.0027
 """Of a normal distribution, beyond three standard deviations."""
-SMALL_DROP = 0.01
-"""Points of accuracy, as a share."""
+SMALL_DROP, TOLERATED = 0.01, 0.02
+"""Points of accuracy, as a share: what a small drop is, and how wide an interval around none may be."""
 NEAR = 0.1
 """Of the largest activation: what is called near zero."""
 
@@ -82,9 +82,9 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     lopsided = min(sides, key=sides.__getitem__)
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
     return {
-        "shape": f"{'Centred' if is_centred else 'Not all centred'}: the mean is at most {abs(centres[farthest]):.2f} σ"
-        f" from zero ({farthest}). Bell-shaped in {len(bells)} of {len(histograms)} layers, by excess kurtosis (0 for a"
-        f" normal, −1.2 for a uniform distribution, which is what initialization draws from): {shapes}.",
+        "shape": f"Bell-shaped in {len(bells)} of {len(histograms)} layers, {'' if is_centred else 'not all '}centred"
+        f" around zero: the mean is at most {abs(centres[farthest]):.2f} σ from it ({farthest}). By excess kurtosis (0"
+        f" for a normal, −1.2 for a uniform distribution, which is what initialization draws from): {shapes}.",
         "outliers": f"{'Yes' if few else 'Not everywhere'}: beyond 3σ lie {listed} (a normal distribution:"
         f" {format_share(NORMAL_BEYOND)}). The largest weight is {max(spans.values()):.1f} × 3σ.",
         "symmetric": f"{'Yes' if sides[lopsided] > 0.5 else 'Not for every layer'}: the shorter side reaches"
@@ -106,7 +106,16 @@ def answer_integers(found: Mapping[str, StageAnswer]) -> dict[str, str]:
 
 
 def say_change(answer: StageAnswer) -> str:
-    return "cannot be judged" if answer.difference is None else format_change(answer.difference)
+    """`loses 1.60 points of accuracy (−3.1 to −0.2)`; a change that may be none in images, `not resolved`."""
+    change, counts = answer.difference, answer.counts
+    if change is None:
+        return "cannot be judged"
+    more = counts.won - counts.lost if counts else 0
+    if change.low is None or change.high is None or not change.low < 0 < change.high or not more:
+        return format_change(change)
+    ends = " to ".join(f"{100 * end:+.2f}".replace("-", "−") for end in (change.low, change.high))
+    images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'}"
+    return f"gets {images} right ({ends} points: not resolved)"
 
 
 def judge_drop(answer: StageAnswer) -> str:
@@ -116,7 +125,10 @@ def judge_drop(answer: StageAnswer) -> str:
         return UNTOLD
     if change.low > -SMALL_DROP:
         return f"Yes, it loses less than {100 * SMALL_DROP:g} point"
-    return f"No, it loses more than {100 * SMALL_DROP:g} point" if change.high < -SMALL_DROP else UNTOLD
+    if change.high < -SMALL_DROP:
+        return f"No, it loses more than {100 * SMALL_DROP:g} point"
+    is_near = change.low <= 0 <= change.high and change.low >= -TOLERATED
+    return f"Yes, within {-100 * change.low:.2f} points" if is_near else UNTOLD
 
 
 def compare_stages(one: StageAnswer, other: StageAnswer) -> str:
@@ -154,7 +166,8 @@ def answer_forward(quantized: Quantized, found: Mapping[str, StageAnswer]) -> di
     return {
         "drop": f"Against int8 weights alone it {'loses' if lost >= 0 else 'gains'} {abs(100 * lost):.2f} points here"
         f" (published: 0.93); against float it {say_change(both)}. Not only because activations are rounded at every"
-        " layer: K = 255 with a clamp at 127 cuts off the upper half of the range; with K = 127 the network"
+        " layer: K is the integer that stands for the largest activation, and K = 255 with a clamp at 127 cuts off the"
+        " upper half of the range. With K = 127 the network"
         f" {say_change(found['int8']) if 'int8' in found else 'was not run'}."
     }
 
@@ -177,6 +190,8 @@ def answer_bias(found: Mapping[str, StageAnswer]) -> dict[str, str]:
 def judge_bias(raw: StageAnswer, scaled: StageAnswer) -> str:
     """Which of the two loses more, by intervals of their changes."""
     changes = [answer.difference for answer in (raw, scaled)]
+    if changes[0] is not None and changes[0].value >= 0:
+        return "Nothing was lost with an unscaled bias, so nothing could be recovered."
     if not all(isinstance(change, Estimate) for change in changes):
         return f"{UNTOLD}."
     verdict = compare_estimates(*(change for change in changes if isinstance(change, Estimate)))

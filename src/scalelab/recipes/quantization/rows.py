@@ -22,6 +22,7 @@ from scalelab.recipes.quantization.questions import (
     answer_forward,
     answer_integers,
     answer_weights,
+    say_change,
 )
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
@@ -29,7 +30,6 @@ from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Chart, Table
 from scalelab.report.tables import count_column, make_column, make_table, text_column
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
-from scalelab.studies.quantize.findings import format_change
 from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer
 from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
@@ -101,10 +101,9 @@ def measure_accuracy(answer: StageAnswer | None) -> Estimate | None:
 
 
 def describe(answer: StageAnswer) -> str:
-    """`loses 0.10 points of accuracy (−0.42 to +0.22) and classifies 97.34 % of images as float does`."""
-    change = "cannot be judged" if answer.difference is None else format_change(answer.difference)
+    """`loses 1.10 points of accuracy (−1.42 to −0.72) and classifies 97.34 % of images as float does`."""
     same = None if answer.agreement is None else answer.agreement.value
-    return f"{change} and classifies {say('accuracy', same)} of images as float does"
+    return f"{say_change(answer)} and classifies {say('accuracy', same)} of images as float does"
 
 
 def compare(answer: StageAnswer | None, printed: str | None = None, what: str = "") -> Compared:

@@ -56,6 +56,7 @@ SMALL_WIDTH = 4
 """Channels of the first stage in small, instead of 64."""
 SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
 """In small, by the published one; digits hold no 2048."""
+LIMIT = published.BANDWIDTH_BYTES_PER_SECOND
 ONE_RUN = "one training run each: no interval"
 QUARTER = "in small, a quarter of the published batch, on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
@@ -336,14 +337,19 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     table = make_beside_table(
         "bytes",
         lines,
-        title="Effective bandwidth of one all-reduce per step, per second",
+        title="Effective bandwidth of one all-reduce per step",
         size=size,
+        header="ours, per second",
         notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
     )
     told = [line for line in lines if isinstance(line.ours, Estimate) and is_known(line.ours)]
     known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in told]
     unresolved = [line.what for line in lines if line not in told]
     sentences = [f"Bandwidth with one all-reduce per step: {', '.join(known)}."] if known else []
+    shares = [line for line in list_utilization(outcomes) if isinstance(line.ours, Estimate) and is_known(line.ours)]
+    if shares:
+        said = ", ".join(f"{say('share', line.ours)} ({line.what}; published: {line.printed})" for line in shares)
+        sentences.append(f"Utilization of {LIMIT / 1e9:g} GB/s with one all-reduce per epoch, as published: {said}.")
     if unresolved:
         sentences.append(f"Communication time is not resolved at {'; '.join(unresolved)}.")
     return Answer(
@@ -365,22 +371,21 @@ def list_published_rates(outcomes: Outcomes) -> list[Compared]:
     return lines
 
 
+def list_utilization(outcomes: Outcomes) -> Iterator[Compared]:
+    """The same over the published bandwidth of a link."""
+    for line, (batch, _, arm) in zip(list_published_rates(outcomes), list_pairs(outcomes), strict=True):
+        ours = scale(line.ours, 1 / LIMIT) if isinstance(line.ours, Estimate) else None
+        percent = published.UTILIZATION_PERCENT[arm.trial.num_ranks][batch]
+        yield Compared(line.what, ours, float(percent) / 100, f"{percent} %")
+
+
 def compare_as_published(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
-    rates, limit = list_published_rates(outcomes), published.BANDWIDTH_BYTES_PER_SECOND
-    percents = [published.UTILIZATION_PERCENT[arm.trial.num_ranks][batch] for batch, _, arm in list_pairs(outcomes)]
-    shares = [
-        Compared(
-            line.what,
-            scale(line.ours, 1 / limit) if isinstance(line.ours, Estimate) else None,
-            float(percent) / 100,
-            f"{percent} %",
-        )
-        for line, percent in zip(rates, percents, strict=True)
-    ]
-    notes = ("one all-reduce over the communication of a whole epoch, although every step has one",)
-    yield make_beside_table("bytes", rates, title="By the published method: bytes per second", size=size, notes=notes)
-    title = f"By the published method: utilization of {limit / 1e9:g} GB/s"
-    yield make_beside_table("share", shares, title=title, size=size, notes=notes)
+    rates, shares = list_published_rates(outcomes), list_utilization(outcomes)
+    title, notes = "By the published method", ("one all-reduce per epoch, although every step has one",)
+    yield make_beside_table("bytes", rates, title=title, size=size, notes=notes, header="ours, per second")
+    yield make_beside_table(
+        "share", shares, title=f"{title}: utilization of {LIMIT / 1e9:g} GB/s", size=size, notes=notes
+    )
 
 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:

@@ -9,7 +9,16 @@ from functools import partial
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.answers.train import TrainStudy
-from scalelab.recipes.evidence import UNTOLD, Compared, find_completed, keep_tables, make_beside_table, quote, say
+from scalelab.recipes.evidence import (
+    UNTOLD,
+    Compared,
+    compare_estimates,
+    find_completed,
+    keep_tables,
+    make_beside_table,
+    quote,
+    say,
+)
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
@@ -20,10 +29,12 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Table
 from scalelab.report.tables import count_column, make_column, make_table, seconds_column, text_column
 from scalelab.studies.comm_volume import BUFFERS, CommVolume
+from scalelab.studies.large_batch.answer import SCALED, WARMED
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.units import format_share
 
 NORM_SEEDS = 3
+REMEDIES = {SCALED: "linear scaling of the rate", WARMED: "a warm-up on top of it"}
 WORTH_SYNCHRONIZING = 0.01
 """R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
 
@@ -69,7 +80,7 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             list_epochs(outcome),
         ),
         sentences=quote(outcome),
-        questions=pair_questions("resnet", "R5", answer_learning(trained)),
+        questions=pair_questions("resnet", "R5", answer_learning(trained, count_updates(outcome))),
     )
 
 
@@ -98,22 +109,45 @@ def list_epochs(outcome: Outcome | None) -> Table | None:
     )
 
 
-def answer_learning(trained: Mapping[str, tuple[str, Estimate]]) -> dict[str, str]:
+def answer_learning(trained: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]) -> dict[str, str]:
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
         return {}
-    (small_label, small), (large_label, large) = trained["small"], trained["large"]
-    added = [(label.removeprefix("+ "), found) for label, found in list(trained.values())[2:]]
-    others = ", then ".join(f"{say('accuracy', found)} with {label}" for label, found in added)
+    (_, small), (_, large) = trained["small"], trained["large"]
     rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
     return {
-        "accuracy": f"{say('accuracy', large)} of training images in the last epoch with {large_label},"
-        f" {say('accuracy', small)} with {small_label}. At the same rate, the large batch makes fewer updates in as"
-        " many epochs.",
+        "accuracy": f"{say('accuracy', large)} of training images were classified correctly in the last epoch with the"
+        f" large batch, {say('accuracy', small)} with the small one. At the same rate, the large batch makes fewer"
+        f" updates in as many epochs{describe_updates(updates)}.",
         "remedies": "Linear scaling multiplies the rate by the growth of the batch (published:"
         f" {rate} = {published.SCALED_RATE}); gradual warm-up raises it over the first epochs, while directions still"
-        f" change too fast for such steps (Goyal et al. 2017).{f' Here: {others}.' if others else ''}",
+        f" change too fast for such steps (Goyal et al. 2017).{judge_remedies(large, trained)}",
     }
+
+
+def describe_updates(updates: Mapping[str, int]) -> str:
+    """`: 10 instead of 225`; empty where one is unknown."""
+    return f": {updates['large']} instead of {updates['small']}" if {"small", "large"} <= set(updates) else ""
+
+
+def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]]) -> str:
+    """What each remedy brings against the large batch alone, by intervals."""
+    words = {1: "helps", 0: "brings no resolved gain", -1: "makes it worse"}
+    said = [
+        f"{REMEDIES[name]} {words[compare_estimates(trained[name][1], large)]}:"
+        f" {say('accuracy', trained[name][1])} of training images correct"
+        for name in REMEDIES
+        if name in trained
+    ]
+    if not said:
+        return ""
+    return f" Here {'; '.join(said)}, against {say('accuracy', large)} at the unchanged rate."
+
+
+def count_updates(outcome: Outcome | None) -> dict[str, int]:
+    """Of the first seed of every way to train."""
+    found = [result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED]
+    return {result.trial.configuration: len(result.losses()) for result in reversed(found)}
 
 
 def read_last_accuracies(outcome: Outcome | None, *, is_test: bool) -> dict[str, tuple[str, Estimate]]:

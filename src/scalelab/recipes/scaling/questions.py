@@ -5,7 +5,7 @@ Every function gives the answers of one row, in the order of its questions; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
 from scalelab.studies.straggler import STRAGGLER
 from scalelab.studies.strategies.report import EXCESS, UTILIZATION, VARIATION
-from scalelab.units import format_bytes, format_share
+from scalelab.units import format_bytes, format_interval, format_share, is_known
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
@@ -60,9 +60,11 @@ def answer_timing(outcome: Outcome | None) -> Answers:
 
 
 def answer_strong(outcome: Outcome | None) -> Answers:
-    plain, spread = find_arm(outcome, strategy="single"), list_spread(outcome)
+    spread = list_spread(outcome)
+    plain = choose_reference(outcome, spread)
     if plain is None or not spread:
         return {}
+    over = "the plain loop" if plain.trial.strategy == "single" else plain.trial.strategy
     fair = [arm for arm in spread if not arm.trial.is_oversubscribed]
     excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in fair}
     verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
@@ -78,10 +80,20 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     if below:
         place = f"At {below[0]} ranks, the fewest that are significantly below ideal."
     return {
-        "linear": f"{said}. Over the plain loop on one rank, {listed}.",
+        "linear": f"{said}. Over {over} on one rank, {listed}.",
         "drop": place,
         "quantitative": join(*quote(outcome, LOSS.name, AMDAHL.name)) or f"{UNTOLD}: the loss is within its interval.",
     }
+
+
+def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | None:
+    """The plain loop on one rank; where its intervals tell nothing, the strategy itself on one rank if that does."""
+    ones = [find_arm(outcome, strategy="single"), find_arm(outcome, strategy="ddp", num_ranks=1)]
+    found = [arm for arm in ones if arm is not None]
+    telling = [
+        arm for arm in found if all((ratio := divide_steps(arm, other)) and is_known(ratio) for other in spread[:1])
+    ]
+    return next(iter(telling or found), None)
 
 
 def name_ranks(arm: Arm) -> str:
@@ -228,8 +240,9 @@ def answer_delay(outcome: Outcome | None) -> Answers:
         return {}
     speedups = {delay: divide_steps(arms[1, delay], arms[ranks, delay]) for delay in delays}
     curve = ", ".join(f"{say('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
-    one, many = arms[1, 0.0].step.value, arms[ranks, 0.0].step.value
-    law = ", ".join(f"{(one + delay) / (many + delay):.2f} at {1e3 * delay:g} ms" for delay in delays)
+    one = arms[1, 0.0].step.value
+    laws = {delay: predict_speedup(arms, ranks, delay) for delay in delays if delay}
+    law = ", ".join(f"{say('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
     longest = delays[-1]
     serial = longest / (one + longest)
     return {
@@ -237,10 +250,10 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
             " sleep at once, so the delay is added to a step on any number of ranks and divided among none: it moves"
             " the speedup toward 1.",
-            *quote(outcome, ADDED.name, subject=format_delay(delays[1])),
+            *quote_added(outcome, delays[1]),
         ),
         "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
-        f" from T₁/T_N = {one / many:.2f} toward 1, which predicts {law}; measured: {curve}.",
+        f" from T₁/T_N = {say('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
         "amdahl": join(
             f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
             f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
@@ -248,6 +261,20 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
         ),
     }
+
+
+def predict_speedup(arms: Mapping[tuple[int, float], Arm], ranks: int, delay: float) -> Estimate | None:
+    """(T₁ + d)/(T_N + d) from the steps without a delay, round by round, as the study's table has it."""
+    one, many = ([[step + delay for step in steps] for steps in arms[n, 0.0].clean] for n in (1, ranks))
+    return estimate_ratio(one, many)
+
+
+def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
+    """What a delay adds to a step, unless it came out impossible."""
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        is_wanted = finding.kind == ADDED.name and finding.subject == format_delay(delay)
+        if is_wanted and finding.values.get("seconds") is not None:
+            yield finding.text
 
 
 def judge_change(before: Estimate | None, after: Estimate | None) -> str:
@@ -307,7 +334,14 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
     delay, ranks = slow.trial.perturbation.seconds, slow.trial.num_ranks
     usual = next((arm for arm in arms if not arm.trial.perturbation.seconds and arm.trial.num_ranks == ranks), None)
     cost = estimate_difference(slow.clean, usual.clean) if usual else None
-    longer = f"{UNTOLD}: the added time is within its interval."
+    longer = UNTOLD
+    if usual is not None and cost is not None:
+        ratio, whole = divide_steps(slow, usual), usual.step.value + delay
+        times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
+        longer = (
+            f"{UNTOLD} for certain: from {say('seconds', usual.step)} to {say('seconds', slow.step)} per step{times};"
+            f" with all of the {1e3 * delay:g} ms added it would be {say('seconds', whole)}."
+        )
     if cost is not None and cost.low is not None and cost.low > 0:
         longer = (
             f"Every step, and so the whole training run, gets longer by {say('seconds', cost)}; the one slow rank"

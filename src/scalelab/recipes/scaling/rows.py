@@ -41,7 +41,7 @@ from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay import Delay
-from scalelab.studies.model_size import ModelSize
+from scalelab.studies.model_size import DOMINANT, ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
@@ -178,13 +178,25 @@ def make_s3(size: Size) -> Row:
         sampling=make_sampling(size, comm_free=True),
     )
     dim = sizes[-1][0]
-    return quote_row(
+    row = quote_row(
         "S3",
         "Communication vs computation",
         "sizes",
         study,
         lambda arms: find_speedup(f", dim {dim}", (arm for arm in arms if arm.trial.options["dim"] == dim)),
     )
+
+    def conclude(outcomes: Outcomes) -> Answer:
+        """Without the largest part of a step by phases, whose shares are of another step than those of the answers."""
+        answer = row.conclude(outcomes)
+        apart = quote(outcomes.get("sizes"), DOMINANT.name)
+        sentences = [sentence for sentence in answer.sentences if sentence not in apart]
+        if size == "small" and sentences:
+            own, there = (" and ".join(f"{dim} × {depth}" for dim, depth in found) for found in (sizes, SIZES))
+            sentences.insert(1, f"In small, models of {own} stand in for the published {there} (width × layers).")
+        return replace(answer, sentences=tuple(sentences))
+
+    return replace(row, conclude=conclude)
 
 
 def make_s4(size: Size) -> Row:
@@ -222,7 +234,9 @@ def make_s5a(size: Size) -> Row:
         "Injected delay",
         "delay",
         study,
-        lambda arms: find_speedup(f" with {DELAY} delay", (arm for arm in arms if arm.trial.perturbation.seconds)),
+        lambda arms: find_speedup(
+            f" with {DELAY} delay", (arm for arm in arms if arm.trial.perturbation.delay == DELAY)
+        ),
     )
 
 
