@@ -22,7 +22,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_quantity
+from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 UNTOLD = "This run does not show it"
@@ -235,8 +235,13 @@ def make_beside_table(
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in a sentence with its interval, however wide: `2 ± 5`; `unknown` only where it came out impossible."""
-    is_impossible = isinstance(value, Estimate) and value.value < 0 and quantity != "number"
+    """A number in a finding; `unknown` where its interval is wider than the number."""
+    return format_known(quantity, value) if isinstance(value, Estimate) else format_quantity(quantity, value)
+
+
+def say_wide(quantity: Quantity, value: Estimate | float | None) -> str:
+    """A number in an answer, however wide its interval: `2 ± 5`; `unknown` only where it came out impossible."""
+    is_impossible = isinstance(value, Estimate) and value.value < 0
     return "unknown" if is_impossible else format_quantity(quantity, value)
 
 

@@ -129,12 +129,12 @@ def say_signed(num_bytes: float) -> str:
 
 
 def list_differences(above: float | None) -> Iterator[Compared]:
-    """Allocated against estimated; bytes are at least 0, so where ours is less the line says on which side it is."""
-    if above is not None and above >= 0:
-        yield compare_megabytes("after the step − estimate", above, published.ABOVE_ESTIMATE_MEGABYTES)
-    elif above is not None:
-        what = "from the estimate: ours below, published above"
-        yield compare_megabytes(what, -above, published.ABOVE_ESTIMATE_MEGABYTES)
+    """Allocated against estimated; ours the other way round where the estimate is more, as bytes are at least 0."""
+    is_less = above is not None and above < 0
+    what = "after the step − estimate"
+    yield compare_megabytes(what, None if is_less else above, published.ABOVE_ESTIMATE_MEGABYTES)
+    if above is not None and is_less:
+        yield Compared("estimate − after the step", -above, None)
 
 
 def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:

@@ -153,8 +153,8 @@ def answer_training(totals: Mapping[str, float | None], outcomes: Outcomes) -> d
         answers["ddp"] = (
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
-            " all-reduced once per step, in the last of them. Rank 0's own loss differs from the baseline's: only the"
-            " mean over ranks is of the same samples."
+            " all-reduced once per step, in the last of them. The mean loss over ranks is of the baseline's"
+            " samples, yet differs a little: every rank draws dropout masks of its own."
         )
     sharded = {name: total for name, total in totals.items() if name.startswith("fsdp") and total}
     if sharded and ddp:

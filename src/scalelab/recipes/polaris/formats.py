@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, group_fetches
-from scalelab.recipes.evidence import compare_estimates, divide_steps, keep_tables, say, scale
+from scalelab.recipes.evidence import compare_estimates, divide_steps, keep_tables, say, say_wide, scale
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SHALLOW, make_training_job, print_seconds
@@ -115,7 +115,8 @@ def answer_formats(
             reason = "so the access pattern is the reason, not decompression as such"
             is_cured = compare_estimates(slowdown, lazy) == 1
             verdict = reason if is_cured else "this run does not show whether that helps"
-            cure = f" Read by whole batches, the same file takes {say('ratio', lazy)} times memory's step: {verdict}."
+            times = say_wide("ratio", lazy)
+            cure = f" Read by whole batches, the same file takes {times} times memory's step: {verdict}."
         answers["slow"] = (
             f"Here {say('ratio', slowdown)} times memory's step (published: {SLOWDOWN:.1f}). Samples are read one by"
             f" one from chunks of many{inflated}.{cure}"

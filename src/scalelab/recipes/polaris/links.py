@@ -22,6 +22,7 @@ from scalelab.recipes.evidence import (
     make_beside_table,
     quote,
     say,
+    say_wide,
     scale,
     sum_training,
 )
@@ -41,7 +42,7 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_count, format_share, is_known
+from scalelab.units import format_count, format_interval, format_share, is_known
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
@@ -105,17 +106,18 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
     answers = {}
     if one is not None:
         answers["inside"] = (
-            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say('share', one)} of a profiled step on"
-            f" {published.LINK_RANKS} ranks of one node (negligible: below {format_share(NEGLIGIBLE)}). The published"
-            f" {print_share(published.ONE_NODE.share)} is a seventh of the time on the GPU."
+            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of a profiled"
+            f" step on {published.LINK_RANKS} ranks of one node (negligible: below {format_share(NEGLIGIBLE)}). The"
+            f" published {print_share(published.ONE_NODE.share)} is a seventh of the time on the GPU."
         )
     if two is not None:
         why = ""
         parts = between.estimate(read_transfer), between.estimate(read_waiting)
         if parts[0] is not None and parts[1] is not None:
-            why = f" Of that, {say('seconds', parts[0])} are transfer and {say('seconds', parts[1])} waiting per step."
+            transfer, waiting = (say_wide("seconds", part) for part in parts)
+            why = f" Of that, {transfer} are transfer and {waiting} waiting per step."
         answers["between"] = (
-            f"{judge_share(two, 0.5, 'Yes', 'No')}: {say('share', two)} of a profiled step over"
+            f"{judge_share(two, 0.5, 'Yes', 'No')}: {say_wide('share', two)} of a profiled step over"
             f" {name_link(between.link)} between two emulated nodes.{why} A slower link takes longer for the same"
             " bytes; a rank that waits for another is not a cost of the link, and the published profile does not"
             " separate them."
@@ -166,8 +168,9 @@ def _print_ms(seconds: float) -> str:
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
         vague = "" if is_known(ratio) else f", too uncertain to compare with {published.LINK_RATIO}"
+        times = say("ratio", ratio) if is_known(ratio) else format_interval("ratio", ratio)
         yield (
-            f"Between two emulated nodes over {name_link(between.link)}, communication takes {say('ratio', ratio)}"
+            f"Between two emulated nodes over {name_link(between.link)}, communication takes {times}"
             f" times as long as inside one{vague}; its share of a profiled step is"
             f" {say('share', between.estimate(read_share))}, inside one node"
             f" {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"

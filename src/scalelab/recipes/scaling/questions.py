@@ -19,7 +19,7 @@ from scalelab.recipes.evidence import (
     list_arms,
     list_spread,
     quote,
-    say,
+    say_wide,
     scale,
 )
 from scalelab.recipes.recipe import Outcome
@@ -72,8 +72,8 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     is_resolved = bool(verdicts) and Verdict.UNRESOLVED not in verdicts.values()
     said = "No" if below else "Yes, within the error" if is_resolved else UNTOLD
     listed = "; ".join(
-        f"{name_ranks(arm)}: speedup {say('ratio', divide_steps(plain, arm))}, efficiency"
-        f" {say('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))}"
+        f"{name_ranks(arm)}: speedup {say_wide('ratio', divide_steps(plain, arm))}, efficiency"
+        f" {say_wide('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))}"
         for arm in spread
     )
     place = "Nowhere significantly." if is_resolved else f"{UNTOLD}: the intervals include the ideal."
@@ -115,13 +115,13 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
     differ = "the speedups above do not differ beyond their intervals" if verdict == 0 else "the speedups above do"
     return {
-        "efficient": f"{which}. Speedup on {ranks} ranks over one: {say('ratio', large)} for {name(large_one)},"
-        f" {say('ratio', small)} for {name(small_one)}.",
+        "efficient": f"{which}. Speedup on {ranks} ranks over one: {say_wide('ratio', large)} for {name(large_one)},"
+        f" {say_wide('ratio', small)} for {name(small_one)}.",
         "differ": join(
             "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
             " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
             f" bucket; caches hold a small model only. Here, a step on {ranks} ranks takes"
-            f" {say('seconds', small_many.step)} and {say('seconds', large_many.step)}, one rank computes at"
+            f" {say_wide('seconds', small_many.step)} and {say_wide('seconds', large_many.step)}, one rank computes at"
             f" {' and '.join(rates)}, and {differ}.",
             *quote(outcome, EXPOSED_BY_SIZE.name),
         ),
@@ -220,14 +220,14 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
             " takes part in a ring all-reduce of gradients in which each rank sends 2·M·(N − 1)/N bytes,"
             f" {format_bytes(each)} here and never more than {format_bytes(2 * model)}, bucket by bucket while backward"
             " still runs. In DP the bytes through device 0, 2·M·(N − 1), grow with the devices.",
-            f"Here a DP step takes {say('ratio', ratio)} times as long as a DDP step{emulated}: {verdict}.",
+            f"Here a DP step takes {say_wide('ratio', ratio)} times as long as a DDP step{emulated}: {verdict}.",
             *quote(outcome, VARIATION.name),
         ),
         "acceptable": (
             "On one machine with two or so devices, when a step is long against copying the model"
             f" ({format_bytes(through)} here), as with a large batch or a small model, and when starting several"
             " processes is the harder part: notebooks, debugging, inference. The measure is DP's step over DDP's,"
-            f" {say('ratio', ratio)} here: within a few per cent of 1, DP costs nothing that matters."
+            f" {say_wide('ratio', ratio)} here: within a few per cent of 1, DP costs nothing that matters."
         ),
     }
 
@@ -239,10 +239,10 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     if ranks == 1 or len(delays) < 2:
         return {}
     speedups = {delay: divide_steps(arms[1, delay], arms[ranks, delay]) for delay in delays}
-    curve = ", ".join(f"{say('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
+    curve = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
     one = arms[1, 0.0].step.value
     laws = {delay: predict_speedup(arms, ranks, delay) for delay in delays if delay}
-    law = ", ".join(f"{say('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
+    law = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
     longest = delays[-1]
     serial = longest / (one + longest)
     return {
@@ -253,7 +253,7 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             *quote_added(outcome, delays[1]),
         ),
         "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
-        f" from T₁/T_N = {say('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
+        f" from T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
         "amdahl": join(
             f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
             f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
@@ -319,7 +319,9 @@ def answer_batches(outcome: Outcome | None) -> Answers:
         -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
         0: (f"{UNTOLD}: the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
     }[compare_estimates(speedups[last], speedups[first])]
-    listed = ", ".join(f"{say('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items()))
+    listed = ", ".join(
+        f"{say_wide('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items())
+    )
     return {
         "improve": f"{verdict}. Speedup over one rank: {listed}. {why}",
         "saturate": join(*quote(outcome, DOUBLING.name)) or f"{UNTOLD}: no doubling is resolved.",
@@ -339,12 +341,12 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
         ratio, whole = divide_steps(slow, usual), usual.step.value + delay
         times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
         longer = (
-            f"{UNTOLD} for certain: from {say('seconds', usual.step)} to {say('seconds', slow.step)} per step{times};"
-            f" with all of the {1e3 * delay:g} ms added it would be {say('seconds', whole)}."
+            f"{UNTOLD} for certain: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per"
+            f" step{times}; with all of the {1e3 * delay:g} ms added it would be {say_wide('seconds', whole)}."
         )
     if cost is not None and cost.low is not None and cost.low > 0:
         longer = (
-            f"Every step, and so the whole training run, gets longer by {say('seconds', cost)}; the one slow rank"
+            f"Every step, and so the whole training run, gets longer by {say_wide('seconds', cost)}; the one slow rank"
             f" sleeps {1e3 * delay:g} ms, so {format_share(min(1.0, cost.value / delay))} of its sleep is paid by all."
         )
     return {
