@@ -22,7 +22,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_known, format_quantity
+from scalelab.units import Quantity, format_interval, format_known, format_quantity, is_known
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 UNTOLD = "This run does not show it"
@@ -235,7 +235,9 @@ def make_beside_table(
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in a finding; `unknown` where its interval is wider than the number."""
+    """A number in a finding. Where its interval is wider than itself, a ratio has its ends; others are `unknown`."""
+    if isinstance(value, Estimate) and quantity == "ratio" and not is_known(value) and (value.low or 0) > 0:
+        return format_interval(quantity, value)
     return format_known(quantity, value) if isinstance(value, Estimate) else format_quantity(quantity, value)
 
 
