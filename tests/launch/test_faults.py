@@ -96,7 +96,7 @@ def test_a_batch_of_the_wrong_size_is_invalid(launcher: LocalLauncher, tmp_path:
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
     assert result.status is Status.INVALID
     assert "a batch of 7 samples" in result.reason
-    assert "take batch_size" in result.reason
+    assert 'add "batch_dim": 1' in result.reason  # its second dimension has the wanted size
 
 
 def test_a_loss_that_is_not_finite_is_kept_and_named(launcher: LocalLauncher, tmp_path: Path) -> None:

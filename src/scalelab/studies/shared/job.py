@@ -39,8 +39,8 @@ class Job:
     """What is trained, and on what."""
 
     workload: str = "gpt2"
-    """A built-in workload (gpt2, lenet, mlp, resnet18, transformer), your own: file.py:build, or a library's:
-    hf:CONFIG, timm:NAME, diffusers:CLASS."""
+    """gpt2, lenet, mlp, resnet18, transformer, your own file.py:build, or a library's: hf:CONFIG, timm:NAME,
+    diffusers:CLASS."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
     """A training script instead of a workload: the words after `--`."""
