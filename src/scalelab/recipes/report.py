@@ -339,8 +339,7 @@ def point_to_logs(caution: Caution, results: Sequence[TrialResult], prefix: str)
     result = next((one for one in failed if one.trial.label == caution.subject), failed[0] if failed else None)
     if result is None:
         return caution.next_step
-    place = f"trials/{prefix}.{result.trial.name}"
-    return result.status.advice if place in caution.message else f"{result.status.advice}; logs: {place}"
+    return f"{result.status.advice}; logs: trials/{prefix}.{result.trial.name}"
 
 
 def merge_cautions(found: Iterable[Found]) -> tuple[Caution, ...]:

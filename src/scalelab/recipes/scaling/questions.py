@@ -23,6 +23,7 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.recipe import Outcome
+from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Option
 from scalelab.studies.batch_scaling import DOUBLING
 from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
@@ -64,7 +65,7 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     plain = choose_reference(outcome, spread)
     if plain is None or not spread:
         return {}
-    over = "the plain loop" if plain.trial.strategy == "single" else plain.trial.strategy
+    over = "the plain loop" if find_strategy(plain.trial.strategy).is_plain else plain.trial.strategy
     fair = [arm for arm in spread if not arm.trial.is_oversubscribed]
     excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in fair}
     verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
