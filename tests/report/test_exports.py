@@ -10,8 +10,8 @@ import math
 import pytest
 from hypothesis import given, settings
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell, read_document, render_json
-from scalelab.report.layout import clean_text
 from scalelab.report.renderers.csv_table import CSV_HEADER, render_csv
 from tests.report.samples import (
     HOSTILE_TEXTS,

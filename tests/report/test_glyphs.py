@@ -27,4 +27,4 @@ def test_what_they_lack_is_spelled_out_or_has_a_plain_form(text: str, spelled: s
 
 
 def test_a_text_cannot_run_backwards_or_steer() -> None:
-    assert spell_out("a\u202eb\x1b[31mc\n d") == "abc d"
+    assert spell_out("a\u202eb\x1b[31mc\n d") == r"a\u202ebc d"

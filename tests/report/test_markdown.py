@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Document
-from scalelab.report.layout import clean_text
 from scalelab.report.renderers.markdown import escape_markdown, render_markdown
 from tests.report.samples import (
     HOSTILE_TEXTS,

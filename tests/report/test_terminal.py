@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution, Finding
-from scalelab.report.layout import MOST_LINES, clean_text, format_columns, measure_text
+from scalelab.report.layout import MOST_LINES, format_columns, measure_text
 from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles
 from tests.report.samples import (
     HOSTILE_TEXTS,

@@ -9,15 +9,15 @@ Exit codes:
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from scalelab import __version__
+from scalelab.checks import guard_stream
 from scalelab.errors import ScalelabError, UnknownName, UsageError
 
 VERBS = {
@@ -61,35 +61,56 @@ scalelab COMMAND --help and scalelab run STUDY --help list their options."""
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `scalelab` command."""
     arguments = list(sys.argv[1:] if args is None else args)
+    is_closed = fill_standard_streams()
+    with redirect_stdout(guard_stream(sys.stdout)), redirect_stderr(guard_stream(sys.stderr)):
+        code = run_caught(arguments)
+        if is_closed and not code and sys.stdout.buffer.tell():
+            report_error("cannot write the output: standard output is closed")
+            code = 1
+    sys.exit(code)
+
+
+def fill_standard_streams() -> bool:
+    """Make all three streams usable; gives whether standard output is closed, and what is written to it is lost."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no ± gets a ?, not a stack trace
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return False
+    while os.open(os.devnull, os.O_RDWR) <= 2:  # a file that is opened later must not become a standard stream
+        pass
+    is_closed = sys.stdout is None
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    sys.stderr = sys.stderr or io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    return is_closed
+
+
+def run_caught(arguments: list[str]) -> int:
+    """Run a verb; every error it ends with becomes one line and an exit code."""
     try:
         code = run_verb(arguments)
         sys.stdout.flush()
     except ScalelabError as error:
         report_error(error)
-        code = error.exit_code
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
-        code = 130
+        return 130
+    except BrokenPipeError:
+        leave_quietly()
+        return 0
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            code = leave_quietly()
-        elif error.errno == errno.ENOSPC:
-            leave_quietly()
-            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)  # noqa: T201
-            code = 1
-        else:
-            raise
-    sys.exit(code)
+        leave_quietly()
+        place = f"{error.filename}: " if error.filename else "cannot write the output: "
+        report_error(f"{place}{error.strerror or error}")
+        return 1
+    return code
 
 
-def leave_quietly() -> int:
-    """The reader closed the pipe (`| head`): drop the rest of the output."""
-    with contextlib.suppress(OSError):
+def leave_quietly() -> None:
+    """Nobody reads standard output any more (`| head`), or it cannot be written: drop the rest of the output."""
+    with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def run_verb(arguments: list[str]) -> int:
@@ -124,8 +145,9 @@ def print_help() -> None:
     print("\n".join(lines))  # noqa: T201
 
 
-def report_error(error: ScalelabError) -> None:
+def report_error(error: ScalelabError | str) -> None:
     """The user's own traceback, if there is one, then the error in one line."""
-    for note in getattr(error, "__notes__", ()):
-        print(f"{note}\n", file=sys.stderr)  # noqa: T201
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201
+    with suppress(OSError):  # stderr may be full or closed too
+        for note in getattr(error, "__notes__", ()):
+            print(f"{note}\n", file=sys.stderr)  # noqa: T201
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201

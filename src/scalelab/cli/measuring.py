@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from scalelab.answers.train import TrainStudy
+from scalelab.checks import clean_lines, clean_text, find_unguarded
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import DamagedRun, Terminated, UsageError
@@ -133,7 +134,7 @@ class ProgressReporter:
         """`is_search`: results decide about further trials, so their number is not known."""
         self._is_search = is_search
         self._last_seconds: float | None = None
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(file=find_unguarded(sys.stderr), highlight=False)
         self._is_live = self._console.is_terminal and not os.environ.get("NO_COLOR")
         self._started = time.monotonic()
         self._num_measured = 0
@@ -166,16 +167,18 @@ class ProgressReporter:
         if isinstance(event, TrialStarted):
             warn_of_neighbours(event, self.say)
         if self._bar is not None:
-            name = event.trial.name if isinstance(event, TrialStarted) else event.result.trial.name
+            trial = event.trial if isinstance(event, TrialStarted) else event.result.trial
             done = event.number - 1 if isinstance(event, TrialStarted) else event.number
-            self._bar.update(self._task, description=name, total=event.num_trials, completed=done, left=left)
+            self._bar.update(
+                self._task, description=clean_text(trial.name), total=event.num_trials, completed=done, left=left
+            )
         if isinstance(event, TrialEnded):
             self._say_end(event, left)
 
     def say(self, words: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.console.print(words, markup=False)
+            self._bar.console.print(clean_lines(words), markup=False)
         else:
             print(words, file=sys.stderr, flush=True)  # noqa: T201
 

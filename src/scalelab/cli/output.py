@@ -14,6 +14,7 @@ from typing import Annotated, Optional
 
 import tyro
 
+from scalelab.checks import find_unguarded
 from scalelab.errors import NotWritable, UsageError
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.report.document import Document
@@ -113,7 +114,9 @@ def write_outputs(document: Document, output: Output, runs: Sequence[Path] = ())
         from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles  # --help needs none
 
         is_styled = takes_styles(sys.stdout)
-        sys.stdout.write(render_terminal(document, find_width(), is_full=output.full, is_styled=is_styled))
+        find_unguarded(sys.stdout).write(
+            render_terminal(document, find_width(), is_full=output.full, is_styled=is_styled)
+        )
     write_formats(document, output, runs)
 
 
@@ -149,7 +152,7 @@ def draw_beside(document: Document, page: Path) -> list[str]:
 
 def write_stdout(made: str | bytes) -> None:
     if isinstance(made, str):
-        sys.stdout.write(made)
+        find_unguarded(sys.stdout).write(made)  # a renderer spells what a terminal would obey
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(made)

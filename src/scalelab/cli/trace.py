@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import tyro
 
-from scalelab.checks import check_at_least
+from scalelab.checks import check_at_least, clean_text, find_unguarded
 from scalelab.cli.flags import Integers, Patterns, Recordings, RunsDir, parse_flags
 from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
@@ -237,4 +237,5 @@ def say_progress(file: Path, number: int, num_files: int) -> None:
     """Which of several files is being read, on a terminal."""
     if num_files > 1 and sys.stderr.isatty():
         end = "\n" if number == num_files else "\r"
-        print(f"\x1b[2Kreading {file.name}, {number} of {num_files}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+        words = f"\x1b[2Kreading {clean_text(file.name)}, {number} of {num_files}"
+        print(words, end=end, file=find_unguarded(sys.stderr), flush=True)

@@ -19,13 +19,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from scalelab.checks import clean_text
 from scalelab.errors import UsageError
 from scalelab.recipes.recipe import write_scripts
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.store import RunStore, hash_workload
-from scalelab.report.layout import clean_text
 from scalelab.workloads.source import find_root, list_imported, split_name
 
 LEFT_OUT = ("checkpoints",)

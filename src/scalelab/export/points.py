@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from scalelab.checks import clean_text
 from scalelab.records.observations import Fetch, Transfer
 from scalelab.records.tasks import PHASES
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.report.document import Document
-from scalelab.report.layout import clean_text
 from scalelab.studies.shared.arms import count_step_samples
 
 LONGEST_NAME = 60

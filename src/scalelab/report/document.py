@@ -248,6 +248,10 @@ def upgrade_document(data: dict[str, Any], version: int) -> dict[str, Any]:
     return data | {"findings": findings, "schema_version": SCHEMA_VERSION}
 
 
+_OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+"""What JSON leaves as it is and a terminal does not: control and direction characters."""
+
+
 def render_json(document: Document) -> str:
     """The document as strict JSON, indented but for the figures: those are for programs, each on one line."""
     from scalelab.records.trial import to_builtins
@@ -260,7 +264,8 @@ def render_json(document: Document) -> str:
     # No text can hold this key: its quotes would be escaped.
     text = re.sub('"spec": null', lambda _: f'"spec": {next(specs)}', json.dumps(data, **STRICT, indent=2))
     # Halves of characters, from file names that could not be decoded, fit no file.
-    return text.encode("utf-8", "replace").decode("utf-8") + "\n"
+    whole = text.encode("utf-8", "replace").decode("utf-8") + "\n"
+    return _OBEYED.sub(lambda match: json.dumps(match[0])[1:-1], whole)
 
 
 def _replace_non_finite(data: object) -> object:

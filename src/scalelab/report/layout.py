@@ -3,8 +3,7 @@
 Every column gets one unit, in its header, and its ± are aligned. What one screen leaves out is in `--full`,
 in the HTML and in the JSON.
 
-Text that comes from users (names, paths, messages of failures) must not be able to steer a terminal, hide
-itself or run backwards, so every text passes `clean_text` before it is printed. Widths are those of a
+Every text passes `clean_text` before it is set. Widths are those of a
 terminal, where a Chinese character takes two columns and an accent none (Unicode Standard Annex 11).
 """
 
@@ -15,34 +14,13 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Align, Cell, Column, Document, Table
 from scalelab.report.findings import Caution, Finding, order_findings
 from scalelab.units import PLUS_MINUS, UNKNOWN, Unit, choose_unit, format_estimate
 
-_TERMINAL_SEQUENCE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # window titles, links
-    r"|\x1b[ -/]*[0-~]"
-)
 _BREAK = re.compile(r"(?<!±) (?![±%])")
 """A blank at which a line may end: "1.92 ± 0.02" and "96 %" stay whole."""
-
-
-def clean_text(text: str) -> str:
-    """One line of harmless text: no terminal sequences, no control or direction characters, single blanks."""
-    if not text.isprintable():  # as nearly every text is
-        visible = _TERMINAL_SEQUENCE.sub("", text)
-        text = "".join(_clean_character(character) for character in visible)
-    return re.sub(" +", " ", text).strip(" ")
-
-
-def _clean_character(character: str) -> str:
-    if character in "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029":
-        return " "
-    category = unicodedata.category(character)
-    if category in ("Cc", "Cs"):
-        return "\ufffd"
-    return "" if category == "Cf" else character
 
 
 def measure_text(text: str) -> int:

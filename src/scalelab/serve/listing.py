@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from scalelab.checks import clean_text
 from scalelab.errors import ScalelabError, StoreError
 from scalelab.records.running import RUNNING, find_holder
 from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status
 from scalelab.records.trial import Status
 from scalelab.report.document import Document
-from scalelab.report.layout import clean_text
 from scalelab.studies.catalogue import derive_document, find_name, read_study
 
 if TYPE_CHECKING:

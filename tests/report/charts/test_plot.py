@@ -96,8 +96,8 @@ def test_legends_name_series_as_their_rows_do_whatever_was_in_the_names() -> Non
     for chart in (lines, bars):
         for layer in chart.spec["layer"]:
             domain = layer["encoding"]["color"]["scale"]["domain"] if "color" in layer["encoding"] else []
-            assert {row["series"] for row in layer["data"]["values"]} == {"ab"}
-            assert set(domain) <= {"ab"}
+            assert {row["series"] for row in layer["data"]["values"]} == {r"a\u202eb"}
+            assert set(domain) <= {r"a\u202eb"}
 
 
 def test_bars_without_a_title_of_their_names_still_say_in_tooltips_what_a_name_is() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from scalelab.checks import check_at_least, check_share
+from scalelab.checks import check_at_least, check_share, find_unguarded
 from scalelab.cli.data import doctor as data_doctor
 from scalelab.cli.data.fetch import FetchFlags, fetch
 from scalelab.cli.flags import parse_flags
@@ -132,7 +132,8 @@ def measure_shuffled(path: Path, name: str, num_samples: int) -> float:
 def say_progress(what: str, number: int, total: int) -> None:
     """Progress on a terminal."""
     end = "\n" if number == total and what == "verifying" else "\r"
-    print(f"\x1b[2K{what}, {number} of {total} samples", end=end, file=sys.stderr, flush=True)  # noqa: T201
+    words = f"\x1b[2K{what}, {number} of {total} samples"
+    print(words, end=end, file=find_unguarded(sys.stderr), flush=True)
 
 
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

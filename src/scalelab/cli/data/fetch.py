@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from scalelab.checks import clean_lines, find_unguarded
 from scalelab.cli.flags import parse_flags
 from scalelab.data.fetching.fetch import Fetched, SourceName, fetch_set
 from scalelab.data.fetching.known import KnownSet, find_set
@@ -59,7 +60,7 @@ class FetchReporter:
     """Progress on stderr: lines, and on a terminal a bar. A context manager, because the bar must be removed."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(file=find_unguarded(sys.stderr), highlight=False)
         is_live = self._console.is_terminal and not os.environ.get("NO_COLOR")
         self._bar = self._make_bar() if is_live else None
         self._said_bytes = 0
@@ -86,7 +87,7 @@ class FetchReporter:
             print(words, file=sys.stderr, flush=True)  # noqa: T201
         else:
             self._bar.update(self._task, visible=False)
-            self._bar.console.print(words, markup=False)
+            self._bar.console.print(clean_lines(words), markup=False)
 
     def advance(self, num_bytes: int, total: int | None) -> None:
         if self._bar is not None:

@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
+from scalelab.checks import clean_lines
 from scalelab.cli.doctor.host import (
     DoctorCheck,
     Grade,
@@ -333,7 +334,7 @@ def gather_lines(place: Path, num_ranks: int) -> list[RankLine]:
 def print_lines(console: Console, lines: Sequence[RankLine], *, is_json: bool) -> None:
     for line in lines:
         text = json.dumps(to_builtins(line)) if is_json else describe_line(line)
-        console.print(text, soft_wrap=True, markup=False)
+        console.print(clean_lines(text), soft_wrap=True, markup=False)
 
 
 def describe_line(line: RankLine) -> str:

@@ -20,6 +20,7 @@ import psutil
 from rich.console import Console
 from rich.markup import escape
 
+from scalelab.checks import clean_lines, find_unguarded
 from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
@@ -41,7 +42,7 @@ class OutputConsole(Console):
     """rich's console on standard output; a reader that closed the pipe is left to `app.main`."""
 
     def __init__(self) -> None:
-        super().__init__(highlight=False)
+        super().__init__(file=find_unguarded(sys.stdout), highlight=False)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -71,9 +72,9 @@ def print_check(console: Console, check: DoctorCheck, *, is_json: bool = False) 
         console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)
         return
     colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
-    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(check.detail)}", soft_wrap=True)
+    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(clean_lines(check.detail))}", soft_wrap=True)
     if check.next_step:
-        console.print(f"{'':15}→ {escape(check.next_step)}", soft_wrap=True)
+        console.print(f"{'':15}→ {escape(clean_lines(check.next_step))}", soft_wrap=True)
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")

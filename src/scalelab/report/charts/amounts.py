@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.checks import clean_text
 from scalelab.report.charts.axes import LINE_HEIGHT, NAME_LABELS, wrap_names
 from scalelab.report.charts.plot import (
     HIDDEN,
@@ -40,7 +41,6 @@ from scalelab.report.charts.plot import (
     stress,
 )
 from scalelab.report.document import Chart
-from scalelab.report.layout import clean_text
 from scalelab.units import choose_unit, format_quantity, format_value
 
 MOST_SERIES = 8

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.checks import clean_text
 from scalelab.report.findings import Value
-from scalelab.report.layout import clean_text
 from scalelab.units import GROUP_SEPARATOR, UNKNOWN, Quantity, Unit, choose_unit, format_estimate, format_quantity
 
 Row = Mapping[str, "Value | Estimate"]

@@ -12,9 +12,9 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 
+from scalelab.checks import defuse_formula
 from scalelab.report.document import Cell, Document
 from scalelab.report.findings import Value
-from scalelab.report.layout import clean_text
 from scalelab.units import Quantity
 
 CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
@@ -41,7 +41,7 @@ def _list_cells(document: Document) -> Iterator[tuple[str, ...]]:
             label = _write_value(row[0].value)
             for column, cell in zip(table.columns, row, strict=True):
                 unit = _UNITS.get(column.quantity, "1") if cell.estimate else ""
-                yield (name, label, _defuse_formula(column.key), unit, *_list_values(cell))
+                yield (name, label, defuse_formula(column.key), unit, *_list_values(cell))
 
 
 def _name_tables(document: Document) -> list[str]:
@@ -49,26 +49,20 @@ def _name_tables(document: Document) -> list[str]:
     names: list[str] = []
     for section in document.sections:
         for table in section.tables:
-            name = _defuse_formula(table.title or section.heading or document.title)
+            name = defuse_formula(table.title or section.heading or document.title)
             names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 
 
 def _list_values(cell: Cell) -> tuple[str, ...]:
-    return (*map(_write_value, (cell.whole or cell.value, cell.low, cell.high)), _defuse_formula(cell.mark))
+    return (*map(_write_value, (cell.whole or cell.value, cell.low, cell.high)), defuse_formula(cell.mark))
 
 
 def _write_value(value: Value) -> str:
     """A raw value: every digit of a number, nothing for what is unknown."""
     if isinstance(value, str):
-        return _defuse_formula(value)
+        return defuse_formula(value)
     if isinstance(value, bool):
         return str(value).lower()
     is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
     return "" if is_unknown else str(value)
-
-
-def _defuse_formula(text: str) -> str:
-    """One clean line of text that no spreadsheet takes for a formula."""
-    cleaned = clean_text(text)
-    return f"'{cleaned}" if cleaned.startswith(("=", "+", "-", "@")) else cleaned

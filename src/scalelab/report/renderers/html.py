@@ -23,9 +23,10 @@ from html import escape
 from importlib.resources import files
 
 from scalelab import __version__
+from scalelab.checks import clean_text
 from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
-from scalelab.report.layout import MOST_FINDINGS, TextColumn, clean_text, format_columns, list_notes
+from scalelab.report.layout import MOST_FINDINGS, TextColumn, format_columns, list_notes
 from scalelab.report.renderers.csv_table import render_csv
 from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (

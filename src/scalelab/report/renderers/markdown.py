@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Align, Chart, Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.layout import clean_text, format_columns, list_notes, measure_text, pad_text
+from scalelab.report.layout import format_columns, list_notes, measure_text, pad_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*_#|~$&<>]|\[(?=\^)|\](?=[(\[:])")

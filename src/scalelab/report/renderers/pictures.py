@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.checks import clean_text
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Document
-from scalelab.report.layout import clean_text
 from scalelab.report.renderers.theme import FONT, apply_theme
 
 SHOWN = (

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TextIO
 
+from scalelab.checks import clean_text
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.layout import (
     FEWEST_ROWS,
     MOST_LINES,
     TextColumn,
-    clean_text,
     format_columns,
     list_notes,
     measure_text,
