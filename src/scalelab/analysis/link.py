@@ -30,6 +30,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import tabulate_sizes
 from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
 from scalelab.analysis.traffic import POINT_TO_POINT, bus_factor
+from scalelab.records.devices import find_kind
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Trial, TrialResult
 
@@ -59,7 +60,7 @@ class TransferSeries:
     def backend(self) -> str:
         if self.exchange.backend != "auto":
             return self.exchange.backend
-        return "nccl" if self.trial.device == "cuda" else "gloo"
+        return find_kind(self.trial.device).backend
 
     @property
     def is_measured(self) -> bool:

@@ -38,7 +38,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import FAILED, find_cautions
-from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields
+from scalelab.studies.shared.job import Job, check_devices, describe_trial_fields
 from scalelab.studies.shared.losses import plot_learning
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
@@ -90,11 +90,10 @@ class TrainStudy(Study):
         return choose_strategy(self.strategy, self.ranks)
 
     def plan(self) -> list[Trial]:
-        job, device = self.job, self.job.found_device
+        job = self.job
         check_spreading(self.found_strategy, job.spreading)
         here = self.local_ranks or job.count_on_node(self.ranks)
-        if device == "cuda" and not job.is_elsewhere:
-            check_gpus(here)
+        check_devices(job, here)
         rank = job.perturbation.delay_rank
         if rank is not None and rank >= self.ranks:
             raise UsageError(f"--delay-rank must be < --ranks ({self.ranks}), got {rank}")

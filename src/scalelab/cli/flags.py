@@ -22,6 +22,7 @@ import tyro
 
 from scalelab.checks import FLAGS, flag
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.devices import DEVICES
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.settings import Dtype
 from scalelab.records.strategies import STRATEGIES
@@ -79,7 +80,7 @@ KEYS = {
     "global-batch-size": Key(field="global_batch", wanted="a number", is_valid=is_number),
     "launcher": choose("launcher", list(LAUNCHERS)),
     "site": Key(field="site_file", wanted="text, the path of a site file", is_path=True),
-    "device": choose("device", ["auto", "cpu", "cuda"]),
+    "device": choose("device", ["auto", *DEVICES]),
     "dtype": choose("dtype", typing.get_args(Dtype)),
     "threads-per-rank": Key(field="threads_per_rank", wanted="a number", is_valid=is_number),
     "memory-limit": Key(field="memory_limit", wanted="text, such as '2GB'"),

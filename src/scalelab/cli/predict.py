@@ -30,6 +30,7 @@ from scalelab.errors import DamagedRun, ScalelabError, UsageError
 from scalelab.predict.network_model import read_link
 from scalelab.predict.scaled_job import scale_out
 from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
+from scalelab.records.devices import find_kind
 from scalelab.records.settings import Dtype, MaybeInt
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
@@ -250,7 +251,8 @@ def predict_best(wanted: Predict) -> Document:
         need=find_need(run),
         memory_bytes=memory,
         top=wanted.search.top,
-        is_compressible="gradient_hook" in find_strategy(found.job.strategy).options and found.device == "cuda",
+        is_compressible="gradient_hook" in find_strategy(found.job.strategy).options
+        and find_kind(found.device).is_accelerator,
     )
     confirmed = confirm_best(store, best, wanted.runs_dir) if wanted.search.confirm else None
     return describe_best(found, best, num_left_out, store.name, confirmed)

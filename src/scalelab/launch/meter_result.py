@@ -123,9 +123,9 @@ def assemble_result(trial: Trial, directory: Path) -> TrialResult:
     ends += [sample.start_seconds + sample.step_seconds for sample in samples if sample.rank == 0]
     entered = None if stay is None else stay.entered_seconds
     first = min((sample.start_seconds for sample in samples if sample.rank == 0), default=None)
-    is_cuda = any(outcome is not None and outcome.device == "cuda" for outcome in outcomes)
+    devices = [outcome.device for outcome in outcomes if outcome is not None and outcome.device != "cpu"]
     return TrialResult(
-        trial=replace(trial, device="cuda" if is_cuda else "cpu"),
+        trial=replace(trial, device=devices[0] if devices else "cpu"),
         status=blame.status if blame else Status.COMPLETED,
         cause=blame.cause if blame else None,
         reason=blame.reason if blame else "",

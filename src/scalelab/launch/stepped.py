@@ -53,6 +53,7 @@ from scalelab.launch.starters import (
     tell_kind,
 )
 from scalelab.launch.utilization import OTHERS
+from scalelab.records.devices import find_kind
 from scalelab.records.launchers import LAUNCHERS, STARTERS, load
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
@@ -92,7 +93,7 @@ class LaunchStep:
             self.allocation,
             ranks_per_node=self.ranks_per_node,
             cores_per_rank=count_cores_per_process(trial),
-            has_gpus=trial.device == "cuda",
+            has_gpus=find_kind(trial.device).is_accelerator,
         )
         if self.is_torchrun:
             first = self.allocation.first_node if self.allocation else ""

@@ -38,6 +38,7 @@ import psutil
 
 from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
 from scalelab.launch.ranks.placement import assign_cores
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Trial
 
@@ -73,7 +74,7 @@ def watch_devices(
         yield loads
         return
     with ExitStack() as stack:
-        if trial.device == "cuda":
+        if find_kind(trial.device).is_listed:
             reader = open_gpus(num_gpus or trial.num_ranks, stack)
         else:
             reader = make_reader(trial, directory, pids, cores, stack)
@@ -104,7 +105,7 @@ def watch_rank(trial: Trial, assignment: Assignment, pid: int) -> Iterator[list[
     rank, gpu = assignment.rank, assignment.local_rank
     with watch_devices(trial, directory, [pid], cores, num_gpus=gpu + 1) as loads:
         yield loads
-    names = {f"gpu {gpu}": f"gpu {rank}"} if trial.device == "cuda" else {"rank 0": f"rank {rank}"}
+    names = {f"gpu {gpu}": f"gpu {rank}"} if find_kind(trial.device).is_listed else {"rank 0": f"rank {rank}"}
     if trial.bind != "none" and not trial.is_oversubscribed:
         names[OTHERS] = OTHERS
     loads[:] = [replace(load, device=names[load.device]) for load in loads if load.device in names]

@@ -26,6 +26,7 @@ import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.devices import DEVICES
 from scalelab.records.launchers import BatchNote, LauncherName
 from scalelab.records.observations import CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.records.quantized import Quantized
@@ -50,7 +51,6 @@ Option = bool | int | float | str
 """The type of a workload's option: it must survive JSON and a command line."""
 
 DTYPES = get_args(Dtype)
-DEVICES = ("cpu", "cuda")
 ALLOCATORS = ("system", "keep", "pages")
 NO_STRATEGY = "none"
 """The strategy of a trial that does not train: it times collectives, or reads a dataset."""

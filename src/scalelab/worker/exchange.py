@@ -37,10 +37,12 @@ import torch.distributed as dist
 from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.launch.agreement import transfers_file
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import Transfer
 from scalelab.records.samples import render_transfers
 from scalelab.records.tasks import NUMBER_BYTES, Exchange
 from scalelab.records.trial import Trial
+from scalelab.worker.device import choose_synchronize
 
 GROUP_SECONDS = 1e-4
 """Calls that are shorter are timed several at once, until a timing is about as long as this."""
@@ -221,22 +223,18 @@ def _time_calls(
     """When the calls started, and how long they took on this rank."""
     call(message)
     _meet(device)
+    synchronize = choose_synchronize(device)
     start = perf_counter()
     for _ in range(num_calls):
         call(message)
-    _synchronize(device)
+    synchronize()
     return start, perf_counter() - start
 
 
 def _meet(device: torch.device) -> None:
     """No rank returns before all have entered; unlike a barrier, the same on every backend."""
     dist.all_reduce(torch.zeros(1, device=device))
-    _synchronize(device)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    choose_synchronize(device)()
 
 
 def check_result(message: MessageBuffers, call: Callable[[MessageBuffers], object], operation: str) -> None:
@@ -301,7 +299,7 @@ def name_backend(trial: Trial) -> str:
     """The backend of a trial's process group: what torch is built with decides whether there is one."""
     wanted = trial.task.backend if isinstance(trial.task, Exchange) else "auto"
     if wanted == "auto":
-        return "nccl" if trial.device == "cuda" else "gloo"
+        return find_kind(trial.device).backend
     if not dist.is_backend_available(wanted):
         raise UsageError(
             f"--backend {wanted} is not built into torch {torch.__version__}: use --backend gloo or a build that"

@@ -31,8 +31,9 @@ from torch import nn
 
 from scalelab.records.trial import PHASES, Block, StepKind, StepSample
 from scalelab.worker.batches.stream import BatchStream
+from scalelab.worker.device import find_driver_of, list_activities
 from scalelab.worker.failure import is_out_of_memory
-from scalelab.worker.instruments.profiles import let_threads_finish, list_activities
+from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.memory.limit import has_room_for
 from scalelab.worker.randomness import read_random_state, restore_random_state
 from scalelab.worker.step import mark_nothing, take_step
@@ -86,7 +87,7 @@ class ReadyClock:
 
     def __init__(self, model: nn.Module, stalls: StallClock | None = None) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad] if can_update_without_sync(model) else []
-        self._is_cuda = any(parameter.is_cuda for parameter in self._parameters)
+        self._driver = find_driver_of(self._parameters)
         self._hooks: list[Any] = []
         self._last: nn.Parameter | None = None
         self._stamp: float | None = None
@@ -105,8 +106,8 @@ class ReadyClock:
     def begin(self) -> None:
         """Start of the step."""
         self._stamp = self._stall_stamp = None
-        if self._is_cuda:
-            self._begin, self._event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if self._driver is not None:
+            self._begin, self._event = self._driver.make_event(), self._driver.make_event()
             self._begin.record()
 
     def read(self, start: float) -> float | None:
@@ -116,7 +117,7 @@ class ReadyClock:
         if len(self._hooks) > 1 and self._last is not None:
             self._unwatch()
             self._watch([self._last])
-        if self._is_cuda:
+        if self._driver is not None:
             self._event.synchronize()
             return float(self._begin.elapsed_time(self._event)) / 1e3
         return self._stamp - start
@@ -138,7 +139,7 @@ class ReadyClock:
         if self._stalls is not None:
             self._stall_stamp = self._stalls.read()
         self._last = parameter  # type: ignore[assignment]
-        if self._is_cuda:
+        if self._driver is not None:
             self._event.record()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.launch.agreement import die_with_parent
+from scalelab.records.devices import DEVICES
 
 WAIT_SECONDS = 45.0
 LOOK_SECONDS = 0.05
@@ -71,9 +72,10 @@ def add_up(backend: str, num_processes: int, rank: int, file: str) -> None:
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    from scalelab.worker.device import choose_device
+
+    kinds = (kind.name for kind in DEVICES.values() if kind.backend == backend)
+    device = choose_device(next(kinds, "cpu"), rank, rank)
     store = dist.FileStore(file, num_processes)  # type: ignore[attr-defined]
     limit = timedelta(seconds=WAIT_SECONDS)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=limit)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from scalelab.worker.device import find_used_driver
+
 
 def seed_everything(seed: int) -> None:
     """Seed every random generator that `build` or training may use."""
@@ -24,10 +26,11 @@ def seed_everything(seed: int) -> None:
 
 def read_random_state() -> dict[str, Any]:
     """The state of every source now."""
+    driver = find_used_driver()
     name, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "cuda": driver.read_random_state() if driver else None,
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
         "python": random.getstate(),
     }
@@ -36,8 +39,9 @@ def read_random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     """Put back what `read_random_state` gave."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
+    driver = find_used_driver()
+    if state["cuda"] is not None and driver is not None:  # by its old name: checkpoints have it
+        driver.restore_random_state(state["cuda"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])

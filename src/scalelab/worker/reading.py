@@ -52,6 +52,7 @@ from scalelab.worker.batches.stored_set import (
     prepare_set,
     read_in,
 )
+from scalelab.worker.device import choose_synchronize
 
 MEMCPY_BYTES = 1 << 26
 """Of the array that a copy within memory is measured on, at most: beyond every cache of a processor."""
@@ -277,8 +278,7 @@ class PassReader:
     def _copy_to_device(self, tensors: tuple[torch.Tensor, ...]) -> None:
         for tensor in tensors:
             tensor.to(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        choose_synchronize(self.device)()
 
     def _note_memory(self) -> None:
         assert self.report is not None

@@ -26,6 +26,7 @@ from scalelab.records.settings import Optimization
 from scalelab.records.strategies import DEFAULT, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.batches.stream import BatchStream, make_mover
+from scalelab.worker.device import choose_synchronize
 from scalelab.worker.models.load import Loss, as_loss, load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.apply import apply_strategy
@@ -174,7 +175,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
             batch_dim=workload.batch_dim,
             keeps_position=trial.training_run is not None,
         ),
-        synchronize=torch.cuda.synchronize if device.type == "cuda" else _nothing_to_wait_for,
+        synchronize=choose_synchronize(device),
         accumulation=num_passes,
         scaler=make_scaler(trial, device),
         scheduler=turns[0].scheduler,
@@ -393,7 +394,3 @@ def mean_over_replicas(loss: Loss) -> Loss:
         return result.mean() if result.dim() else result
 
     return mean_loss
-
-
-def _nothing_to_wait_for() -> None:
-    """A CPU has finished its work when the call returns."""

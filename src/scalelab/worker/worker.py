@@ -48,6 +48,7 @@ from scalelab.records.schema import read_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
 from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored_set import read_from_set
+from scalelab.worker.device import choose_device, find_driver
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
 from scalelab.worker.instruments.instruments import look
@@ -240,16 +241,7 @@ def prepare_process(trial: Trial, assignment: Assignment) -> torch.device:
         keep_freed_memory()
     elif trial.allocator == "pages":
         give_pages()
-    device = torch.device("cpu")
-    if trial.device == "cuda":
-        if assignment.local_rank >= torch.cuda.device_count():
-            raise UsageError(
-                f"rank {assignment.rank} needs GPU {assignment.local_rank}, but torch {torch.__version__} sees"
-                f" {torch.cuda.device_count()}: use --device cpu, fewer --ranks, or a CUDA build of torch"
-            )
-        device = torch.device("cuda", assignment.local_rank)
-        torch.cuda.set_device(device)
-    return device
+    return choose_device(trial.device, assignment.rank, assignment.local_rank)
 
 
 def locate_rank(trial: Trial, report: RankReport) -> RankReport:
@@ -292,10 +284,11 @@ def keep_freed_memory() -> None:
         raise UsageError("--allocator keep needs glibc, which this machine does not have: use --allocator system")
 
 
-def read_peak_memory(device: torch.device) -> int:
-    """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+def read_peak_memory(device: torch.device) -> int | None:
+    """The highest so far: allocated by torch on an accelerator, resident in the process on CPU; None: unknown."""
+    driver = find_driver(device)
+    if driver is not None:
+        return driver.read_memory(device).peak_bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -366,7 +366,7 @@ def test_events_are_read_only_when_they_have_passed(
 ) -> None:
     passed = [False]
     monkeypatch.setattr(meter_module, "choose_marks", lambda: lambda: FakeEvent(clock, passed))
-    monkeypatch.setattr(meter_module, "read_peak_memory", lambda device, resident: 5)
+    monkeypatch.setattr(meter_module, "read_peak_memory", lambda resident: ("cuda", 5))
     with Meter("gpu", runs_dir=tmp_path) as meter:
         for _ in meter.steps(load(clock, 3)):
             with meter.phase("forward"):

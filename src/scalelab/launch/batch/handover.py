@@ -41,6 +41,7 @@ from scalelab.launch.batch.system import (
 )
 from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.stepped import count_cores_per_process
+from scalelab.records.devices import find_kind
 from scalelab.records.launchers import SCHEDULERS, BatchNote, find_batch
 from scalelab.records.running import RUNNING, refuse_holder
 from scalelab.records.store import JOBS_FILE, RunStore
@@ -251,7 +252,7 @@ def request_trial(trial: Trial, run: Path, record: BatchRecord, ranks_per_node: 
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         cores_per_rank=count_cores_per_process(trial),
-        has_gpus=trial.device == "cuda",
+        has_gpus=find_kind(trial.device).is_accelerator,
         arguments=("-m", "scalelab", "resume", str(run.resolve()), "--only", trial.name),
         directory=Path.cwd(),
         batch_directory=run.resolve() / "batch",
@@ -267,7 +268,7 @@ def request_run(trials: list[Trial], run: Path, record: BatchRecord, ranks_per_n
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         cores_per_rank=-(-cores_per_node // per_node),
-        has_gpus=any(trial.device == "cuda" for trial in trials),
+        has_gpus=any(find_kind(trial.device).is_accelerator for trial in trials),
         arguments=("-m", "scalelab", "resume", str(run.resolve())),
         directory=Path.cwd(),
         batch_directory=run.resolve() / "batch",

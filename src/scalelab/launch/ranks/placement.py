@@ -28,6 +28,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from scalelab.records.devices import find_kind
 from scalelab.records.environment import usable_cores
 from scalelab.records.settings import Bind
 from scalelab.records.trial import Trial
@@ -269,7 +270,7 @@ def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tupl
     width = trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
     if trial.bind != "numa":
         return bind_cores(trial.bind, num_ranks, width, cores, {})
-    devices = list_devices() if trial.device == "cuda" else ()
+    devices = list_devices() if find_kind(trial.device).is_listed else ()
     near = [choose_device(local_rank, devices, read_visible_devices()) for local_rank in range(num_ranks)]
     wanted = [None if device is None else device.numa_node for device in near]
     return bind_cores(trial.bind, num_ranks, width, cores, read_numa_nodes(), wanted)

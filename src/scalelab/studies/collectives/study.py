@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import tyro
 
@@ -20,6 +20,7 @@ from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.namespaces import UNSHAPED
+from scalelab.records.devices import DeviceChoice, find_kind
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.launchers import LAUNCHERS, LauncherName
 from scalelab.records.settings import Bind
@@ -36,7 +37,7 @@ from scalelab.studies.collectives.report import (
     warn_of_exchanges,
     warn_of_left_out,
 )
-from scalelab.studies.shared.job import Job, check_gpus
+from scalelab.studies.shared.job import Job, check_devices
 from scalelab.studies.shared.sampling import check_ranks, describe_bare_trial
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes, format_count, parse_bytes, parse_seconds
@@ -80,7 +81,7 @@ class Collectives(Study):
     """Untimed calls before the first timing of every size."""
     budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0.5s"
     """Time limit for one size in one launch: large messages are timed less often, but at least three times."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Device of the messages. auto: CUDA if there is a GPU."""
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Cores per rank, the same in every trial. None: as many as the trial with the most ranks can give each."""
@@ -154,14 +155,13 @@ class Collectives(Study):
         """For the device of a trial: a run may be shown on a machine other than the one it was measured on."""
         if self.max_size is not None:
             return read_flag("max_size", self.max_size, parse_bytes)
-        return max(parse_bytes(LARGEST_ON_CUDA if device == "cuda" else LARGEST_ON_CPU), self.smallest)
+        return max(parse_bytes(LARGEST_ON_CUDA if find_kind(device).is_accelerator else LARGEST_ON_CPU), self.smallest)
 
     def plan(self) -> list[Trial]:
         device = self.job.found_device
         if self.backend == "nccl" and device != "cuda":
             raise UsageError("--backend nccl needs GPUs: use --backend gloo, or --device cuda on a machine with GPUs")
-        if device == "cuda" and not self.job.is_elsewhere:
-            check_gpus(self.job.count_on_node(max(self.ranks)))
+        check_devices(self.job, self.job.count_on_node(max(self.ranks)))
         first_round = [self._plan_trial(*configuration) for configuration in self._list_configurations()]
         return [
             replace(trial, round=number)
@@ -249,7 +249,7 @@ class Collectives(Study):
 
 def fit_sizes(sizes: Sequence[int], operation: str, num_ranks: int, device: str) -> tuple[int, ...]:
     """The sizes that fit into memory; raises `UsageError` if none does."""
-    if device == "cuda":
+    if find_kind(device).is_listed:
         room = GPU_SHARE * min((gpu.memory_bytes for gpu in find_gpus()), default=0)
     else:
         room = read_available_memory() / num_ranks

@@ -50,7 +50,7 @@ from scalelab.studies.io_formats.report import (
     name_set,
 )
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.job import Job, check_gpus
+from scalelab.studies.shared.job import Job, check_devices
 from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, describe_bare_trial, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_bytes, format_count, parse_seconds
@@ -182,8 +182,7 @@ class IoFormats(Study):
     def plan(self) -> list[Trial]:
         if self.data is not None:
             find_format(Path(self.data))
-        if self.job.found_device == "cuda" and not self.job.is_elsewhere:
-            check_gpus(self.job.count_on_node(max(self.ranks)))
+        check_devices(self.job, self.job.count_on_node(max(self.ranks)))
         alone = [self._plan_trial(dataset, ranks) for dataset in self._list_datasets() for ranks in self.ranks]
         trainings = self._plan_trainings() if self.train else []
         trials = []

@@ -17,6 +17,7 @@ import tyro
 
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
+from scalelab.records.devices import find_kind
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import SCRIPT, StrategyName, find_strategy
@@ -100,7 +101,7 @@ class Memory(Study):
 
     @property
     def _most_ranks(self) -> int:
-        return len(find_gpus()) if self.job.found_device == "cuda" else self.ranks
+        return len(find_gpus()) if find_kind(self.job.found_device).is_listed else self.ranks
 
     def _list_rows(self) -> list[Configuration]:
         if self.job.script is not None:
@@ -196,7 +197,7 @@ class Memory(Study):
 
     def _name_unplanned(self, rows: Sequence[MemoryRow]) -> list[str]:
         """Configurations that only a machine with more devices could measure."""
-        if self.job.found_device != "cuda":
+        if not find_kind(self.job.found_device).is_listed:
             return []
         return [row.label for row in rows if row.measured_result is None and row.trial.num_ranks > self._most_ranks]
 

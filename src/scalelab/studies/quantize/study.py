@@ -26,7 +26,7 @@ from scalelab.report.document import Document
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
 from scalelab.studies.quantize.findings import find_cautions, summarise
 from scalelab.studies.quantize.report import make_sections
-from scalelab.studies.shared.job import Job, check_gpus, describe_trial_fields, name_images, put_on_images
+from scalelab.studies.shared.job import Job, check_devices, describe_trial_fields, name_images, put_on_images
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_count
 
@@ -133,8 +133,7 @@ class QuantizeStudy(Study):
         job = self.trained_job
         if self.weights and not Path(self.weights).expanduser().is_file():
             raise UsageError(f"--weights {self.weights} is not a file: give a state_dict saved by torch.save")
-        if job.found_device == "cuda" and not job.is_elsewhere:
-            check_gpus(1)
+        check_devices(job, 1)
         epochs = self.num_epochs
         run = TrainingRun(epochs=epochs, log_every=LINES, keep=0) if epochs else None
         return [

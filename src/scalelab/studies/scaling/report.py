@@ -8,6 +8,7 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
+from scalelab.records.devices import find_kind
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
@@ -328,7 +329,7 @@ def _draw_times(answer: ScalingAnswer) -> tuple[Chart, ...]:
 def _describe_setting(answer: ScalingAnswer, job: Job, sampling: Sampling, batch: str) -> str:
     arms = list(answer.arms.values())
     device = arms[0].trial.device if arms else job.found_device
-    backend = "threads" if find_strategy(answer.strategy).has_replicas else "nccl" if device == "cuda" else "gloo"
+    backend = "threads" if find_strategy(answer.strategy).has_replicas else find_kind(device).backend
     return describe_measurement(job, sampling, arms, answer.strategy, job.dtype, backend, batch)
 
 

@@ -18,6 +18,7 @@ from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
 from scalelab.launch.ranks.namespaces import UNSHAPED, parse_link
+from scalelab.records.devices import DeviceChoice, find_kind
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.launchers import LAUNCHERS, LauncherName, list_on_nodes
 from scalelab.records.settings import Bind, Dtype, Optimization, Perturbation, Spreading, StepShape
@@ -45,7 +46,7 @@ class Job:
     script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
     """A training script instead of a workload: the words after `--`."""
     script_flags: ScriptFlags = field(default_factory=ScriptFlags)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
     """Data type of the model and its floating-point inputs; with --autocast, of the computation. tf32: float32 whose
@@ -263,8 +264,10 @@ def describe_place(job: Job) -> dict[str, Any]:
     }
 
 
-def check_gpus(most_ranks: int) -> None:
-    """Every rank needs a GPU of its own: NCCL refuses two ranks on one."""
+def check_devices(job: Job, most_ranks: int) -> None:
+    """Every rank needs a GPU of its own: NCCL refuses two ranks on one. Devices that are not listed ranks look for."""
+    if not find_kind(job.found_device).is_listed or job.is_elsewhere:
+        return
     num_gpus = len(find_gpus())
     if num_gpus == 0:
         raise UsageError("--device cuda: nvidia-smi lists no GPU that this process may use: use --device cpu")

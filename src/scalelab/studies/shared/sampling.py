@@ -15,7 +15,7 @@ from scalelab.records.observations import Instrument
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Measure, Script
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
-from scalelab.studies.shared.job import Job, check_gpus, describe_place, describe_trial_fields
+from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
 FEW_STEPS = 3
@@ -112,8 +112,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
     if job.script is not None:
         configurations = [replace(one, strategy=SCRIPT.name) for one in configurations]
     most_ranks = max(configuration.num_ranks for configuration in configurations)
-    if job.found_device == "cuda" and not job.is_elsewhere:
-        check_gpus(job.count_on_node(most_ranks))
+    check_devices(job, job.count_on_node(most_ranks))
     alike = {c.name: describe_trial_fields(c.job or job, c.strategy) for c in configurations}
     cores = {num_ranks: share_cores(job, num_ranks, most_ranks) for num_ranks in {c.num_ranks for c in configurations}}
     trials = [

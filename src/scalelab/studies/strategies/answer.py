@@ -25,6 +25,7 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location, estimate_over_rounds
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import StepKind, TrialResult
@@ -127,7 +128,7 @@ class DeviceSummary:
 def list_devices(arm: Arm) -> list[DeviceSummary]:
     """In the order of their numbers; the process that all replicas of an emulated dp share comes last."""
     trial = arm.trial
-    kind = "gpu" if trial.device == "cuda" else "replica" if trial.is_emulated else "rank"
+    kind = "gpu" if find_kind(trial.device).is_accelerator else "replica" if trial.is_emulated else "rank"
     memories = [memory for memory in map(read_memory, arm.completed) if memory]
     devices = [
         DeviceSummary(
@@ -149,7 +150,7 @@ def read_memory(result: TrialResult) -> list[float]:
     if "replicas" in find_strategy(trial.strategy).instruments:
         found: list[float] = list(map(float, result.ranks[0].replica_bytes)) if result.ranks else []
     else:
-        starts = [0 if trial.device == "cuda" else rank.start_memory_bytes for rank in result.ranks]
+        starts = [0 if find_kind(trial.device).is_accelerator else rank.start_memory_bytes for rank in result.ranks]
         pairs = zip((rank.peak_memory_bytes for rank in result.ranks), starts, strict=True)
         found = [float(peak - start) for peak, start in pairs if peak is not None and start is not None]
     return found if len(found) == trial.num_ranks else []

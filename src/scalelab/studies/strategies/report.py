@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge
+from scalelab.records.devices import find_kind
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
@@ -313,7 +314,7 @@ def warn_of_devices(arms: Sequence[Arm]) -> Iterator[Caution]:
     blind = [arm for arm in unknown if not any(result.loads for result in arm.completed)]
     short = ", ".join(arm.label for arm in unknown if arm not in blind)
     if blind:
-        on_gpu = any(arm.trial.device == "cuda" for arm in blind)
+        on_gpu = any(find_kind(arm.trial.device).is_listed for arm in blind)
         labels = ", ".join(arm.label for arm in blind)
         yield NOT_OBSERVED(
             labels,

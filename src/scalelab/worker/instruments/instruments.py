@@ -62,6 +62,7 @@ from scalelab.records.observations import (
 )
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
+from scalelab.worker.device import find_driver, find_driver_of
 from scalelab.worker.instruments.messages import watch_messages
 from scalelab.worker.memory.recording import look_at_memory
 from scalelab.worker.step import mark_nothing, take_step
@@ -112,8 +113,8 @@ SETTLING_STEPS = 2
 class GradientClock:
     """Stamps of one step: the end of forward, every gradient, the end of backward."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], is_cuda: bool) -> None:
-        self._is_cuda = is_cuda
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._driver = find_driver_of(parameters)
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._ready: dict[int, Any] = {}
         self._marks: dict[str, Any] = {}
@@ -135,14 +136,14 @@ class GradientClock:
         self._ready, self._marks = {}, {}
 
     def _stamp(self) -> Any:
-        if not self._is_cuda:
+        if self._driver is None:
             return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._driver.make_event()
         event.record()
         return event
 
     def _between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1e3 if self._is_cuda else float(end - begin)
+        return float(begin.elapsed_time(end)) / 1e3 if self._driver is not None else float(end - begin)
 
 
 def watch_gradients(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
@@ -150,7 +151,7 @@ def watch_gradients(trial: Trial, training: Training, directory: Path, report: R
     if not can_update_without_sync(training.model) or training.turns:
         return report
     parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
-    clock = GradientClock(parameters, is_cuda=any(parameter.is_cuda for parameter in parameters))
+    clock = GradientClock(parameters)
     hooks = [parameter.register_post_accumulate_grad_hook(clock.see) for parameter in parameters]
     read, core_seconds = [], []
     try:
@@ -193,9 +194,10 @@ def watch_replicas(trial: Trial, training: Training, _: Path, report: RankReport
     """The report with what each replica holds; unchanged for a strategy that has none."""
     if "replicas" not in find_strategy(trial.strategy).instruments:
         return report
-    if trial.device == "cuda":
-        peaks = tuple(int(torch.cuda.max_memory_allocated(index)) for index in range(trial.num_ranks))
-        return replace(report, replica_bytes=peaks)
+    driver = find_driver(trial.device)
+    if driver is not None:
+        peaks = [driver.read_memory(index).peak_bytes for index in range(trial.num_ranks)]
+        return replace(report, replica_bytes=tuple(peak for peak in peaks if peak is not None))
     return replace(report, replica_bytes=account_replicas(training))
 
 

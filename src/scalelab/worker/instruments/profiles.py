@@ -24,6 +24,7 @@ from torch.profiler import ProfilerAction, profile, schedule
 from scalelab.launch.agreement import trace_file
 from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import StepKind, Trial
+from scalelab.worker.device import list_activities
 
 KEY_AVERAGES_ROWS = 40
 FINISH_SECONDS = 0.1
@@ -79,7 +80,7 @@ class RankProfiler:
         trace = name_cycle(self._trace, self._num_cycles)
         trace.parent.mkdir(parents=True, exist_ok=True)
         finished.export_chrome_trace(str(trace))
-        by = "self_device_time_total" if torch.cuda.is_initialized() else "self_cpu_time_total"
+        by = "self_device_time_total" if len(list_activities()) > 1 else "self_cpu_time_total"
         table = finished.key_averages().table(sort_by=by, row_limit=KEY_AVERAGES_ROWS)
         name = trace.name.removesuffix(".gz").removesuffix(".json")
         trace.with_name(f"{name}.txt").write_text(table + "\n", encoding="utf-8")
@@ -116,12 +117,6 @@ def count_nodes() -> int:
     names: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(names, socket.gethostname())
     return len(set(names))
-
-
-def list_activities() -> list[torch.profiler.ProfilerActivity]:
-    """What the profiler records here."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    return [*activities, torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else activities
 
 
 def let_threads_finish() -> None:

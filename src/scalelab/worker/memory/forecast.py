@@ -53,6 +53,7 @@ from scalelab.analysis.memory_sharding import (
     shard_standing,
 )
 from scalelab.errors import UsageError
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation, Spreading
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
@@ -63,8 +64,6 @@ from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.blocks import find_blocks
 from scalelab.worker.training import Training, dress_workload
 
-CUDA_BLOCK_BYTES = 512
-"""What CUDA's caching allocator rounds up to."""
 END = object()
 """Instead of a batch: the end of the data."""
 PRODUCTS = {
@@ -240,8 +239,8 @@ class Recorder(TorchDispatchMode):
         self._add(-self._sizes.pop(address), address)
 
     def _add(self, num_bytes: int, address: int) -> None:
-        if self._device.type == "cuda":
-            num_bytes = -(-num_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+        block = find_kind(self._device.type).block_bytes
+        num_bytes = -(-num_bytes // block) * block
         events = self.recording.events
         events.append(MemoryEvent(float(len(events)), num_bytes, address))
 

@@ -8,8 +8,8 @@ all mapped memory (`VmPeak`), and what is mapped besides private writable memory
     peak of VmData = max(VmData, VmPeak − (VmSize − VmData))
 
 How much that is for the same step differs from launch to launch, unless the allocator gives every tensor
-pages of its own (`--allocator pages`): then it is what is alive, to a few pages. On CUDA the bound is a share of the
-device, and what counts is what torch's caching allocator has reserved.
+pages of its own (`--allocator pages`): then it is what is alive, to a few pages. On an accelerator the bound is a share
+of the device, and what counts is what torch's caching allocator has reserved.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Trial
+from scalelab.worker.device import find_driver
 
 M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -2, -3, -8
 """Parameters of glibc's `mallopt`, from malloc.h."""
@@ -36,9 +37,9 @@ def limit_memory(trial: Trial, device: torch.device) -> None:
     """Limit what this rank may allocate from here on, so running out is an error and not a dead machine."""
     if trial.memory_limit_bytes is None:
         return
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
+    driver = find_driver(device)
+    if driver is not None:
+        driver.limit(device, trial.memory_limit_bytes)
     else:
         limit = read_data_bytes() + trial.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -62,18 +63,20 @@ class LimitWatch:
 
     def __init__(self, trial: Trial, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":
-            free = int(torch.cuda.mem_get_info(device)[0]) + int(torch.cuda.memory_reserved(device))
-            self._limit: int | None = min(free, trial.memory_limit_bytes or free)
+        self._driver = find_driver(device)
+        self._limit = trial.memory_limit_bytes
+        if self._driver is not None:
+            free = self._driver.count_free_bytes(device)
+            self._limit = min(filter(None, (free, trial.memory_limit_bytes)), default=None)
             self._base = 0
         else:
-            self._limit = trial.memory_limit_bytes
             self._base = read_data_bytes()
 
     def complete(self, report: RankReport) -> RankReport:
         """The report with the highest that was taken."""
-        if self._device.type == "cuda":
-            taken = int(torch.cuda.max_memory_reserved(self._device))
+        taken: int | None
+        if self._driver is not None:
+            taken = self._driver.read_memory(self._device).peak_reserved_bytes
         else:
             taken = read_peak_data_bytes() - self._base
         return replace(report, limited_bytes=taken, limit_bytes=self._limit)

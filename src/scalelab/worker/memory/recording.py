@@ -7,7 +7,6 @@ later step finds it, the second is accounted (`analysis.memory` has the rules).
 
 On CUDA the caching allocator's own history is read instead, the peak is the allocator's, and a snapshot for the public
 viewer (pytorch.org/memory_viz) is kept. What the categories do not explain there is the rest.
-
 The data set lies in the host's memory and is not counted, on a CPU either: only the batch of the step is.
 
 What lies where in a step's memory: the storages of a training step by category, and the marks between its phases.
@@ -41,6 +40,7 @@ from scalelab.analysis.memory import BEGIN, MemoryAccount, MemoryEvent, MemoryPo
 from scalelab.records.files import write_atomically
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.trial import Trial
+from scalelab.worker.device import DeviceDriver, DeviceMemory, find_driver
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.step import take_step
 from scalelab.worker.strategies.ddp import find_hook_state
@@ -194,8 +194,6 @@ SCRATCH_NAMES = re.compile(r"c10d::|FSDP::all_gather( |$)")
 EXCHANGE_PATHS = ("torch/distributed/fsdp", "torch/distributed/distributed_c10d")
 """Where that work is in a stack."""
 MARK = "scalelab.mark."
-MOST_ENTRIES = 1_000_000
-"""Of CUDA's history: far more than two steps make."""
 COLUMNS = ("seconds", "alive_bytes", "num_bytes", "category", "phase")
 
 Recorded = list[tuple[float, str, Mapping[int, str]]]
@@ -222,7 +220,6 @@ def account_memory(
     training: HoldsMemory, storages: StorageMap, recording: AllocatorRecording, directory: Path, report: RankReport
 ) -> RankReport:
     """The report with what was recorded of two steps; a timeline, and on CUDA a snapshot, beside it."""
-    device = next(training.model.parameters()).device
     events, recorded = recording.read()
     marks = place_marks(recorded, [event.seconds for event in events])
     standing = storages.standing(find_alive(events))
@@ -231,8 +228,10 @@ def account_memory(
     file = f"memory/rank{report.rank}.csv"
     write_timeline(directory / file, account.timeline)
     memory = make_report(account, file)
-    is_cuda = device.type == "cuda"
-    return replace(report, memory=add_cuda_figures(memory, device, directory, report.rank) if is_cuda else memory)
+    device = next(training.model.parameters()).device
+    if driver := find_driver(device):
+        memory = add_device_figures(memory, driver.read_memory(device), directory, report.rank)
+    return replace(report, memory=memory)
 
 
 def make_report(account: MemoryAccount, file: str = "") -> MemoryReport:
@@ -257,7 +256,8 @@ class AllocatorRecording(Protocol):
 
 
 def open_recording(trial: Trial, directory: Path, rank: int) -> AllocatorRecording:
-    return CudaRecording(_name_file(directory, rank)) if trial.device == "cuda" else CpuRecording()
+    driver = find_driver(trial.device)
+    return HistoryRecording(_name_file(directory, rank), driver) if driver is not None else CpuRecording()
 
 
 class CpuRecording:
@@ -330,33 +330,34 @@ def end_scratch(events: Sequence[MemoryEvent], scratch: Mapping[MemoryEvent, flo
     return sorted([*events, *unseen], key=lambda event: event.seconds)
 
 
-class CudaRecording:
+class HistoryRecording:
     """By the caching allocator's history; its snapshot is kept for the public viewer."""
 
-    def __init__(self, snapshot_file: Path) -> None:
+    def __init__(self, snapshot_file: Path, driver: DeviceDriver) -> None:
         self._file = snapshot_file
+        self._driver = driver
         self._recorded: Recorded = []
         self._snapshot: Mapping[str, Any] = {}
 
     def start(self) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=MOST_ENTRIES)
+        self._driver.synchronize()
+        self._driver.reset_peaks(self._driver.find_current())
+        self._driver.start_history()
 
     def record(self, phase: str, addresses: Mapping[int, str]) -> None:
         self._recorded.append((time.time(), phase, addresses))
 
     def stop(self) -> None:
         try:
-            torch.cuda.synchronize()
-            self._snapshot = torch.cuda.memory._snapshot()
+            self._driver.synchronize()
+            self._snapshot = self._driver.read_history()
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+            self._driver.stop_history()
 
     def read(self) -> tuple[list[MemoryEvent], Recorded]:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_bytes(pickle.dumps(self._snapshot))
-        return list(read_snapshot(self._snapshot, torch.cuda.current_device())), self._recorded
+        return list(read_snapshot(self._snapshot, self._driver.find_current())), self._recorded
 
 
 def read_snapshot(snapshot: Mapping[str, Any], device: int) -> Iterator[MemoryEvent]:
@@ -369,15 +370,15 @@ def read_snapshot(snapshot: Mapping[str, Any], device: int) -> Iterator[MemoryEv
             yield MemoryEvent(entry["time_us"] / 1e6, sign * entry["size"], entry["addr"], is_exchange)
 
 
-def add_cuda_figures(memory: MemoryReport, device: torch.device, directory: Path, rank: int) -> MemoryReport:
+def add_device_figures(memory: MemoryReport, found: DeviceMemory, directory: Path, rank: int) -> MemoryReport:
     """The allocator's own peak instead of ours; what the categories leave over is the rest."""
-    peak = int(torch.cuda.max_memory_allocated(device))
+    peak = memory.peak_bytes if found.peak_bytes is None else found.peak_bytes
     rest = peak - memory.peak_bytes + memory.by_category.get("rest", 0)
     return replace(
         memory,
         peak_bytes=peak,
-        current_bytes=int(torch.cuda.memory_allocated(device)),
-        reserved_bytes=int(torch.cuda.max_memory_reserved(device)),
+        current_bytes=found.allocated_bytes,
+        reserved_bytes=found.peak_reserved_bytes,
         by_category={**memory.by_category, "rest": rest},
         snapshot=str(_name_file(directory, rank).relative_to(directory)),
     )

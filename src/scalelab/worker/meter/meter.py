@@ -369,12 +369,12 @@ class Meter:
         self._write(log, is_last=True)
         log.close()
         failure = describe_end(error, self._place.rank, log)
-        device = "cpu" if choose_marks() is perf_counter else "cuda"
         start_bytes = self._report.start_memory_bytes or 0
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        device, peak_bytes = read_peak_memory(max(usage.ru_maxrss * 1024, start_bytes))
         report = replace(
             self._report,
-            peak_memory_bytes=read_peak_memory(device, max(usage.ru_maxrss * 1024, start_bytes)),
+            peak_memory_bytes=peak_bytes,
             involuntary_switches=usage.ru_nivcsw - (self._report.involuntary_switches or 0),
         )
         outcome = MeterOutcome(

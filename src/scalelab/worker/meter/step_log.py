@@ -214,17 +214,26 @@ def _render_step(rank: int, step: MeteredStep, loss: float | None) -> str:
 
 
 def choose_marks() -> Callable[[], Mark]:
-    """How points in time are marked: by events where CUDA is in use, by the host's clock elsewhere."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    """How points in time are marked: by events where an accelerator is in use, by the host's clock elsewhere."""
+    driver = find_used_device()
+    if driver is None:
         return perf_counter
 
     def mark() -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
+        event = driver.make_event()
         event.record()
         return event
 
     return mark
+
+
+def find_used_device() -> Any:
+    """The driver of the accelerator that the script has begun to use; None: it uses none, or no torch."""
+    if "torch" not in sys.modules:
+        return None
+    from scalelab.worker.device import find_used_driver  # it needs torch
+
+    return find_used_driver()
 
 
 def measure_span(begin: Mark, end: Mark) -> float:
@@ -318,11 +327,12 @@ def describe_trouble(error: Exception, runs_dir: Path) -> str:
     return words.partition("\n")[0]
 
 
-def read_peak_memory(device: str, resident_bytes: int) -> int:
-    """The highest so far: allocated by torch on CUDA, resident in the process on CPU."""
-    if device == "cuda":
-        return int(sys.modules["torch"].cuda.max_memory_allocated())
-    return resident_bytes
+def read_peak_memory(resident_bytes: int) -> tuple[str, int | None]:
+    """The kind of the device in use and the highest so far: allocated there by torch, or resident in the process."""
+    driver = find_used_device()
+    if driver is None:
+        return "cpu", resident_bytes
+    return driver.kind.name, driver.read_memory(driver.find_current()).peak_bytes
 
 
 def say_where(path: Path) -> str:

@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.records.trial import PHASES
-from scalelab.worker.instruments.profiles import let_threads_finish, list_activities
+from scalelab.worker.device import list_activities
+from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
 from scalelab.worker.script.watch import TrainingWatch, is_training_pass, replaced
 

@@ -82,7 +82,7 @@ class GradientObserver(Observer):
         if len(watch.trained) != 1 or not can_update_without_sync(model):
             raise CannotObserve("gradient-ready times need one trained model that is not sharded")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._clock = GradientClock(self._parameters, is_cuda=any(one.is_cuda for one in self._parameters))
+        self._clock = GradientClock(self._parameters)
         self._read: list[tuple[list[float | None], float]] = []
         self._core_seconds: list[float] = []
         self._num_seen = 0

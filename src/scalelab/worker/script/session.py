@@ -13,11 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-import torch
 from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.records.trial import Block, StepKind, StepSample
+from scalelab.worker.device import find_driver_of
 from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
 from scalelab.worker.script.instrumented import (
     PhaseBlock,
@@ -292,7 +292,5 @@ class ScriptSession:
 
 def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
     """Waits for the device that the modules are on; on a CPU there is nothing to wait for."""
-    devices = {parameter.device for module in trained for parameter in module.parameters()}
-    if not any(device.type == "cuda" for device in devices):
-        return lambda: None
-    return torch.cuda.synchronize
+    driver = find_driver_of(parameter for module in trained for parameter in module.parameters())
+    return driver.synchronize if driver is not None else lambda: None
