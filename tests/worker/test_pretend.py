@@ -1,0 +1,35 @@
+"""On a pretend accelerator, whose work is queued and done later, figures are right and every mistake is noticed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.pretend_cases import CHECKS, MUTANTS
+
+ROOT = Path(__file__).parents[2]
+
+
+@functools.cache
+def run_cases() -> Any:
+    """All of them, in one process that has the device."""
+    command = [sys.executable, "-W", "error", "-m", "tests.worker.pretend_cases"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_it_holds(name: str) -> None:
+    assert run_cases()["checks"][name] == ""
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(name: str) -> None:
+    assert run_cases()["mutants"][name] != []
