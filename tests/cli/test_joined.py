@@ -74,7 +74,7 @@ def test_a_study_started_by_rank_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_study_does_not_mind_a_number_of_ranks_that_a_script_exports(tmp_path: Path) -> None:
-    study = ["run", "strong-scaling", "--workload", "mlp", "--ranks", "1", "--dry-run"]
+    study = ["run", "strong-scaling", "--workload", "mlp", "--dim", "8", "--depth", "1", "--ranks", "1", "--dry-run"]
     done = answer(*study, cwd=tmp_path, WORLD_SIZE="8")
     assert done.returncode == 0, done.stderr
     assert answer(*SMALL, cwd=tmp_path, WORLD_SIZE="8").returncode == 2, "a training would be rank 0 of 1"

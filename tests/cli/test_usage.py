@@ -37,6 +37,8 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 STRONG = ("run", "strong-scaling", "--workload", "mlp")
+SMALL = (*STRONG, "--dim", "8", "--depth", "1")
+"""What takes steps, if only three."""
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_read_only_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_dry_run_lists_the_trials_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main((*STRONG, "--rounds", "2", "--dry-run", "--full", "--runs-dir", str(tmp_path / "runs")))
+        main((*SMALL, "--rounds", "2", "--dry-run", "--full", "--runs-dir", str(tmp_path / "runs")))
     assert ended.value.code == 0
     model, _, *lines = capsys.readouterr().out.splitlines()
     assert model.startswith("mlp · ")
@@ -182,7 +184,7 @@ def test_an_option_of_build_that_is_a_flag_of_the_study_is_refused(
 
 def test_a_dry_run_is_one_screen_of_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main((*STRONG, "--dry-run"))
+        main((*SMALL, "--dry-run"))
     _, _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:4]] == ["single-1", "control", "ddp-1", "ddp-2"]
     assert lines[0].endswith("12 rounds")
@@ -200,7 +202,7 @@ def test_an_old_flag_works_and_says_what_it_is_called_now(field: str, capsys: py
 
 def test_an_old_name_of_a_study_says_what_it_is_called_now(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(("run", "imbalance", "--workload", "mlp", "--dry-run"))
+        main(("run", "imbalance", "--workload", "mlp", "--dim", "8", "--depth", "1", "--dry-run"))
     assert ended.value.code == 0
     assert capsys.readouterr().err == "note: imbalance is now called straggler\n"
 
