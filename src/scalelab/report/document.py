@@ -198,7 +198,7 @@ class Document:
         return replace(self, sections=tuple(sections), findings=(), cautions=(), environment=())
 
 
-def cut_text(words: str, most: int = BRIEF_CHARACTERS) -> str:
+def cut_text(words: str, most: int) -> str:
     """Whole sentences of a paragraph up to so many characters; at least one. A sentence may begin with a name."""
     ends = [found.end() for found in re.finditer(r"(?<! al)[.?](?= \S)", words)]
     if len(words) <= most or not ends:

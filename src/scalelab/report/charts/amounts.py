@@ -63,7 +63,6 @@ def plot_amounts(
     rows: Rows,
     caption: str = "",
     reference: float | None = None,
-    extra: Mapping[str, str] | None = None,
     name_title: str = "",
 ) -> Chart | None:
     """One bar or point for every row; None where fewer than two have a number.
@@ -81,7 +80,7 @@ def plot_amounts(
     shown, cut = cut_intervals(plotted.values, x, kept)
     plotted = name_axes(plotted, (x, y), wrap_names(shown, NAME))
     places = encode_places(x, y, plotted, series)
-    tooltip = encode_tooltip((replace(y, title=name_title or "run"), x), extra or {})
+    tooltip = encode_tooltip((replace(y, title=name_title or "run"), x), {})
     tooltip = tooltip if len(series) > 1 else tooltip[1:]
     marks = _mark_points if x.is_log or not x.from_zero else _mark_bars
     layers = [

@@ -161,10 +161,10 @@ def read_columns(
     return rows
 
 
-def make_value_axis(table: Table, key: str, title: str = "", *, is_log: bool = False, from_zero: bool = True) -> Axis:
+def make_value_axis(table: Table, key: str, title: str = "", *, from_zero: bool = True) -> Axis:
     """The axis of the numbers of a column."""
     column = next(column for column in table.columns if column.key == key)
-    return Axis(field=VALUE, title=title or column.header, quantity=column.quantity, is_log=is_log, from_zero=from_zero)
+    return Axis(field=VALUE, title=title or column.header, quantity=column.quantity, from_zero=from_zero)
 
 
 def _format_column(table: Table, index: int) -> list[str]:

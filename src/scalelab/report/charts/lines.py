@@ -149,10 +149,10 @@ def plot_fan(
     )
 
 
-def plot_times(*, title: str, rows: Rows, fits: Rows, caption: str = "", raw: Rows = (), failed: Rows = ()) -> Chart:
+def plot_times(*, title: str, rows: Rows, fits: Rows, caption: str = "", raw: Rows = ()) -> Chart:
     """`seconds` of one call by `payload_bytes`."""
     y = Axis(field="seconds", title="time per call", quantity="seconds", is_log=True)
-    return plot_lines(title=title, x=SIZE, y=y, rows=rows, raw=raw, guides=fits, failed=failed, caption=caption)
+    return plot_lines(title=title, x=SIZE, y=y, rows=rows, raw=raw, guides=fits, caption=caption)
 
 
 def plot_rates(*, title: str, rows: Rows, caption: str = "", guides: Rows = ()) -> Chart:

@@ -49,9 +49,9 @@ LETTER_PIXELS = 6.6
 """The width of a letter, about: what decides whether a label fits into a bar."""
 
 
-def encode_series(names: Sequence[str], *, title: str | None = None) -> dict[str, Any]:
+def encode_series(names: Sequence[str]) -> dict[str, Any]:
     """The colour of a series, with a legend where there are several, in the order in which they were given."""
-    legend = LEGEND | {"title": title} if len(names) > 1 else None
+    legend = LEGEND | {"title": None} if len(names) > 1 else None
     if list(names) == [""]:
         return {"field": "series", "type": "nominal", "legend": None}
     return {"field": "series", "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
@@ -81,7 +81,6 @@ def plot_lines(
     failed: Rows = (),
     bands: Rows = (),
     is_joined: bool = True,
-    height: int = HEIGHT,
 ) -> Chart:
     """Points with intervals, joined by a line in every series; rows that differ in `regime` are not joined.
 
@@ -123,8 +122,8 @@ def plot_lines(
     shaped = places | look | {"shape": shape, "tooltip": tooltip, "size": stress(70, 200)}
     layers.append(_draw(points, "point", shaped, filled=True, opacity=1) | {"params": [HIDDEN | {"bind": "legend"}]})
     if crossed:
-        layers.append(draw_failed(crossed, x, places["x"], look, extra or {}, height))
-    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=height))
+        layers.append(draw_failed(crossed, x, places["x"], look, extra or {}, HEIGHT))
+    return Chart(title=title, caption=f"{caption} {cut}".strip(), spec=make_spec(layers, height=HEIGHT))
 
 
 def _draw(values: Sequence[Mapping[str, Any]], kind: str, encoding: Mapping[str, Any], **look: Any) -> dict[str, Any]:

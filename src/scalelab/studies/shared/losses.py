@@ -84,9 +84,9 @@ def plot_learning(curve: Sequence[CurvePoint]) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def plot_losses(results: Mapping[str, TrialResult], title: str = "Loss by step") -> Chart | None:
+def plot_losses(results: Mapping[str, TrialResult]) -> Chart | None:
     """The losses of measured steps, by what each is called."""
-    return plot_pairs({name: list(result.losses().items()) for name, result in results.items()}, LOSS, title)
+    return plot_pairs({name: list(result.losses().items()) for name, result in results.items()}, LOSS, "Loss by step")
 
 
 def plot_pairs(lines: Mapping[str, Sequence[tuple[int, float]]], y: Axis, title: str) -> Chart | None:

@@ -117,7 +117,6 @@ def make_sweep_table(
     arms: Iterable[Arm],
     columns: Sequence[Field[Arm] | None],
     *,
-    title: str = "",
     name_header: str = "run",
     notes: Sequence[str] = (),
 ) -> Table:
@@ -127,7 +126,6 @@ def make_sweep_table(
         every,
         text_column("run", name_header, lambda arm: make_cell(arm.label, mark=find_marks(arm))),
         *columns,
-        title=title,
         notes=(INTERVAL_NOTE, *notes, *explain_marks(every)),
         status=lambda arm: None if arm.is_measured else describe_status(arm),
     )

@@ -86,14 +86,14 @@ def describe_utilization(launches: Sequence[Launch]) -> Utilization | None:
     )
 
 
-def slice_time(launches: Sequence[Launch], num_slices: int = NUM_SLICES) -> tuple[float | None, ...]:
+def slice_time(launches: Sequence[Launch]) -> tuple[float | None, ...]:
     """The mean of each of so many equal parts of the time; an interval counts where its middle lies."""
-    parts: list[list[DeviceLoad]] = [[] for _ in range(num_slices)]
+    parts: list[list[DeviceLoad]] = [[] for _ in range(NUM_SLICES)]
     for launch in launches:
         length = launch.end_seconds - launch.start_seconds
         for load in launch.counted:
             middle = load.seconds - load.interval_seconds / 2 - launch.start_seconds
-            parts[min(num_slices - 1, int(num_slices * middle / length))].append(load)
+            parts[min(NUM_SLICES - 1, int(NUM_SLICES * middle / length))].append(load)
     return tuple(_weigh_busy(part) if part else None for part in parts)
 
 
