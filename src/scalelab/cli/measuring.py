@@ -161,6 +161,8 @@ class ProgressReporter:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialEnded) and not event.is_from_disk:
+            if not self._num_measured:
+                self._started = time.monotonic() - event.result.wall_seconds  # loading torch happens once
             self._num_measured += 1
             self._last_seconds = event.result.wall_seconds
         left = self._describe_left(event)

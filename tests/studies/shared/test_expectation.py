@@ -15,6 +15,7 @@ from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialRes
 from scalelab.studies.max_batch.study import MaxBatch
 from scalelab.studies.shared import expectation
 from scalelab.studies.shared.expectation import (
+    ANSWER_SECONDS,
     LAUNCH_SECONDS,
     START_SECONDS,
     Expectation,
@@ -48,7 +49,7 @@ def test_an_earlier_run_of_the_same_trials_is_the_guide(tmp_path: Path) -> None:
     expected = expect_seconds(study.plan(), find_runs(tmp_path))
     # Three configurations of one rank, one of two, one of four; the median of the rounds 1 to 6 is 3.5.
     per_round = 3 * 13.5 + 23.5 + 43.5
-    assert expected.seconds == pytest.approx(START_SECONDS + 6 * per_round)
+    assert expected.seconds == pytest.approx(START_SECONDS + ANSWER_SECONDS + 6 * per_round)
     assert "earlier runs" in expected.source
 
 
@@ -178,7 +179,12 @@ class Tries:
         reason = "" if self._status is Status.COMPLETED else "no such module"
         ranks = (RankReport(rank=0, num_parameters=1234),)
         return TrialResult(
-            trial=trial, status=self._status, reason=reason, samples=samples, ranks=ranks, wall_seconds=1.0 + 6 * step
+            trial=trial,
+            status=self._status,
+            reason=reason,
+            samples=samples,
+            ranks=ranks,
+            wall_seconds=1.0 + ((count_steps(trial) or 0) + 2) * step,
         )
 
 
@@ -189,8 +195,24 @@ def test_a_few_steps_tell_where_no_run_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.configuration for one in tries.tried] == ["single-1", "control", "ddp-1", "ddp-2"]
     assert all(one.step_plan and one.step_plan.num_steps == 4 and not one.instruments for one in tries.tried)
     by_trial = [1 + 0.02 * one.batch_per_rank + (count_steps(one) or 0) * 0.01 * one.batch_per_rank for one in trials]
-    assert expected.seconds == pytest.approx(sum(by_trial), rel=0.01)
-    assert (expected.source, expected.num_parameters) == ("from 4 steps of 4 configurations", (1234,))
+    assert expected.seconds == pytest.approx(ANSWER_SECONDS + sum(by_trial), rel=0.01)
+    assert (expected.source, expected.num_parameters) == ("from a try of 4 configurations", (1234,))
+
+
+def test_a_short_trial_is_tried_as_planned_with_its_instruments(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = make_strong(ranks=(1, 2)).plan()
+    launches: list[Trial] = []
+
+    def attempt(trial: Trial) -> TrialResult:
+        launches.append(trial)
+        tried = Tries()(trial)
+        return tried if trial.step_plan and trial.step_plan.num_steps == 4 else replace(tried, wall_seconds=7.0)
+
+    monkeypatch.setattr(expectation, "SHORT_SECONDS", 1000.0)
+    expected = expect_seconds(trials, [], attempt)
+    assert launches[1] == trials[0]
+    assert len(launches) == 2 * 4
+    assert expected.seconds == pytest.approx(ANSWER_SECONDS + 7.0 * len(trials), rel=0.01)
 
 
 def test_what_there_is_no_time_to_try_follows_from_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

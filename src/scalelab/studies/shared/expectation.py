@@ -1,7 +1,8 @@
 """How long a study should take, before it runs: from runs like it, from a few steps, or from arithmetic.
 
 An earlier run of the same configuration is the best guide. Without one, every configuration is launched for a few
-steps, as long as that takes less than `MOST_TRYING_SECONDS`; those that are left follow from their batch. Where nothing
+steps, and then once as planned if that is short (a few milliseconds say nothing about a busy machine), as long as that
+takes less than `MOST_TRYING_SECONDS`; those that are left follow from their batch. Where nothing
 can be launched (no torch, another machine), the FLOPs of a built-in workload are divided by the speed of a matrix
 product: that is right within a factor of about three, and of a workload of the user's own the time is unknown.
 """
@@ -33,6 +34,8 @@ from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 START_SECONDS = 4.0
 """Loading torch, once per study."""
+ANSWER_SECONDS = 1.5
+"""Starting the command, the statistics and the answer, once per study."""
 LAUNCH_SECONDS = 0.2
 """Starting and ending the ranks of one trial."""
 HOSTS_SECONDS = 6.0
@@ -54,6 +57,8 @@ MATRIX_SIZE = 512
 TRIED_PLAN = StepPlan(lead_in_steps=1, clean_steps=3, phase_steps=0, comm_free_steps=0, cycles=1)
 """The steps of a try: the first is slower than the others."""
 MOST_TRYING_SECONDS = 30.0
+SHORT_SECONDS = 3.0
+"""A trial that should take less is tried as planned, with its instruments."""
 Attempt = Callable[[Trial], TrialResult]
 """Launches a trial to see how it goes."""
 
@@ -84,12 +89,18 @@ class Tried:
         scale = other.batch_per_rank / self.trial.batch_per_rank
         return self.launch_seconds + (count_steps(other) or 0) * self.step_seconds * scale
 
+    def correct(self, whole: TrialResult) -> Tried:
+        """With the steps, plain and with instruments, of a trial that ran as planned."""
+        launch = min(self.launch_seconds, whole.wall_seconds)
+        step = (whole.wall_seconds - launch) / (count_steps(whole.trial) or 1)
+        return replace(self, launch_seconds=launch, step_seconds=step)
+
 
 def expect_seconds(trials: Sequence[Trial], runs: Sequence[Path], attempt: Attempt | None = None) -> Expectation:
     """From earlier runs if they cover every configuration, else by trying, else from arithmetic, else unknown."""
     known = find_earlier_seconds(trials, runs[-RUNS_LOOKED_AT:])
     if all(trial.configuration in known for trial in trials):
-        total = START_SECONDS + sum(known[trial.configuration] for trial in trials)
+        total = START_SECONDS + ANSWER_SECONDS + sum(known[trial.configuration] for trial in trials)
         return Expectation(seconds=total, source="from earlier runs of the same trials")
     if all(isinstance(trial.task, Exchange) for trial in trials):
         total = START_SECONDS + sum(expect_launch(trial) + bound_exchange(trial) for trial in trials)
@@ -129,13 +140,20 @@ def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attemp
             what = f"a try of {name} was {result.status.words}: {result.reason}"
             return Expectation(seconds=None, source=what, was_run="Nothing else was run.")
         tried[name] = read_try(trial, result)
-    total = start_seconds + sum(
-        known[trial.configuration] if trial.configuration in known else find_nearest(trial, tried).expect(trial)
-        for trial in trials
+        is_short = tried[name].expect(trial) < SHORT_SECONDS and not isinstance(trial.task, Train)
+        if is_short and (whole := attempt(trial)).status is Status.COMPLETED:
+            tried[name] = tried[name].correct(whole)
+    total = (
+        start_seconds
+        + ANSWER_SECONDS
+        + sum(
+            known[trial.configuration] if trial.configuration in known else find_nearest(trial, tried).expect(trial)
+            for trial in trials
+        )
     )
     return Expectation(
         seconds=total,
-        source=f"from {TRIED_PLAN.num_steps} steps of {format_count(len(tried), 'configuration')}",
+        source=f"from a try of {format_count(len(tried), 'configuration')}",
         num_parameters=tuple(sorted({one.num_parameters for one in tried.values() if one.num_parameters})),
         was_run="Nothing else was run.",
     )
@@ -154,7 +172,7 @@ def read_try(trial: Trial, result: TrialResult) -> Tried:
     for sample in result.samples:
         by_step[sample.step] = max(sample.step_seconds, by_step.get(sample.step, 0.0))
     first, *others = (by_step[number] for number in sorted(by_step))
-    step = statistics.median(others or [first])
+    step = statistics.fmean(others or [first])
     launch = max(0.0, result.wall_seconds - first - sum(others)) + max(0.0, first - step)
     counts = [rank.num_parameters for rank in result.ranks if rank.num_parameters]
     return Tried(trial=trial, launch_seconds=launch, step_seconds=step, num_parameters=max(counts, default=None))
