@@ -39,6 +39,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 STRONG = ("run", "strong-scaling", "--workload", "mlp")
 SMALL = (*STRONG, "--dim", "8", "--depth", "1")
 """What takes steps, if only three."""
+DURATIONS = "30s, 10min, 1.5h, 200ms or 90 (seconds)"
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,6 @@ SMALL = (*STRONG, "--dim", "8", "--depth", "1")
         (("run", "max-batch", "--quick", "--tolerance", "1%"), ["--quick sets --tolerance: leave out one of them"]),
         (("train", "--quick"), ["unknown option --quick"]),
         (("run", "--ranks", "2"), ["the study comes first"]),
-        (("strong-scaling",), ["Did you mean: scalelab run strong-scaling"]),
-        (("imbalance", "--ranks", "2"), ["Did you mean: scalelab run straggler"]),
-        (("run", "weak-scaling", "--global-batch", "8"), ["keeps the batch of a rank", "use --batch-size-per-rank 8"]),
-        ((*STRONG, "--batch-size-per-rank", "8"), ["keeps the global batch", "use --global-batch-size 8"]),
-        (("run", "comm-volume", "--global-batch-size", "9"), ["--global-batch-size 9", "2 ranks", "use 8 or 10"]),
-        (("run", "comm-volume", "--global-batch-size=much"), ["--global-batch-size must be INT, got much"]),
-        ((*STRONG, "--strategy", "fsdp"), ["did you mean fsdp-full, fsdp-grad-op, fsdp-none, fsdp2?"]),
-        ((*STRONG, "--strategy", "SHARD_GRAD_OP"), ["did you mean fsdp-grad-op?"]),
-        ((*STRONG, "--dtype", "bf16"), ["did you mean bfloat16?"]),
-        ((*STRONG, "--memory-limit", "2"), ["--memory-limit 2 is 2 bytes: add a unit, as in 2GB"]),
         (("run", "weak-scaling", "--batch-size-per-rank", "-3"), ["--batch-size-per-rank must be"]),
         ((*STRONG, "--ranks", "two"), ["--ranks", "two", "--help"]),
         ((*STRONG, "--steps"), ["--steps", "--help"]),
@@ -104,6 +95,92 @@ def test_a_value_that_cannot_work_is_named(
         assert word in line
     assert not (tmp_path / "runs").exists()
     monkeypatch.undo()
+
+
+PER_RANK = "weak-scaling keeps the batch of a rank for every number of ranks: use --batch-size-per-rank 8"
+GLOBAL = "strong-scaling keeps the global batch for every number of ranks: use --global-batch-size 8"
+SEE = "See scalelab run strong-scaling --workload mlp --help"
+STRATEGIES = "--strategy must be one of dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none, fsdp2"
+FLOATS = "--dtype must be one of float32, tf32, bfloat16, float16, float64"
+HELP = "see scalelab run strong-scaling --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("run weak-scaling --global-batch 8", PER_RANK),
+        ("run weak-scaling --global-batch-size=8", PER_RANK),
+        ("run strong-scaling --batch-size-per-rank 8", GLOBAL),
+        ("run strong-scaling --batch-per-rank 8", GLOBAL),
+        (
+            "run comm-volume --global-batch-size 9",
+            "--global-batch-size 9 is not divisible by 2 ranks: use 8 or 10",
+        ),
+        ("run comm-volume --global-batch-size=much", "--global-batch-size must be INT, got much"),
+        ("run memory --batch-size 8", "memory compares batches, in samples per rank: use --batches 8"),
+        ("run batch-size --batch-size-per-rank=8", "batch-size compares batches, in samples per rank: use --batches 8"),
+        (
+            "run batch-scaling --global-batch-size 8",
+            "batch-scaling compares batches, in samples per rank: use --batches …",
+        ),
+        ("run max-batch --batch-per-rank 8", "max-batch finds the batch itself: leave out --batch-per-rank"),
+        ("run large-batch --batch 8", "large-batch compares two global batches: use --small-batch and --large-batch"),
+        ("strong-scaling", "unknown command 'strong-scaling'. Did you mean: scalelab run strong-scaling"),
+        ("weak_scaling --ranks 2", "unknown command 'weak_scaling'. Did you mean: scalelab run weak-scaling"),
+        ("imbalance --ranks 2", "unknown command 'imbalance'. Did you mean: scalelab run straggler"),
+        (
+            "S --strategy fsdp",
+            f"{STRATEGIES}, got 'fsdp' (did you mean fsdp-full, fsdp-grad-op, fsdp-none, fsdp2?): {HELP}",
+        ),
+        ("S --strategy SHARD_GRAD_OP", f"{STRATEGIES}, got 'SHARD_GRAD_OP' (did you mean fsdp-grad-op?): {HELP}"),
+        ("S --strategy zero3", f"{STRATEGIES}, got 'zero3' (did you mean fsdp-full?): {HELP}"),
+        ("S --dtype bf16", f"{FLOATS}, got 'bf16' (did you mean bfloat16?): {HELP}"),
+        ("S --memory-limit 2", "--memory-limit 2 is 2 bytes: add a unit, as in 2GB"),
+        ("run max-batch --tolerance 2", "--tolerance '2' is not a valid percentage: use a form such as 5%"),
+        ("S --timeout 5x", f"--timeout '5x' is not a valid duration: use a form such as {DURATIONS}"),
+        ("S --nproc-per-node 2", f"unknown option --nproc-per-node. Did you mean --ranks? {SEE}"),
+        ("S --world-size 2", f"unknown option --world-size. Did you mean --ranks? {SEE}"),
+        ("S --model gpt2", f"unknown option --model. Did you mean --workload? {SEE}"),
+        ("S --learning-rate 1", f"unknown option --learning-rate. Did you mean --lr? {SEE}"),
+        ("S --iterations 5", f"unknown option --iterations. Did you mean --steps? {SEE}"),
+        ("S --find-unused", f"unknown option --find-unused. Did you mean --find-unused-parameters? {SEE}"),
+        ("S --batch-dimension 1", f"unknown option --batch-dimension. {SEE}"),
+        ("show last --jsn -", "unknown option --jsn. Did you mean --json? See scalelab show --help"),
+    ],
+)
+def test_a_mistake_is_understood_by_its_meaning_and_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: str, line: str
+) -> None:
+    words = [word for one in arguments.split() for word in (STRONG if one == "S" else (one,))]
+    assert fail(capsys, *words) == f"error: {line}"
+
+
+BUILD = "it must return model, batches and loss"
+
+
+@pytest.mark.parametrize(
+    ("workload", "line"),
+    [
+        ("absent.py", "file not found: {here}/absent.py"),
+        ("pkg.absent:build", "module not found below {here} or PYTHONPATH"),
+        ("pkg.mod:bild", f"mod.py has no function 'bild'; {BUILD} (found: build)"),
+        ("pkg", f"__init__.py has no function 'build'; {BUILD} (found: no function)"),
+        ("typo.py", f"typo.py has no function 'build'; {BUILD} (found: bild)"),
+        ("broken.py", "broken.py line 1 is not valid Python: invalid syntax: def build(:"),
+        ("hf:", "names no model: use one such as hf:gpt2, hf:config.json or timm:resnet18"),
+    ],
+)
+def test_a_workload_that_is_not_there_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], workload: str, line: str
+) -> None:
+    files = {"pkg/__init__.py": "", "pkg/mod.py": "def build(): ...\n", "typo.py": "def bild(): ...\n"}
+    for name, text in (files | {"broken.py": "def build(:\n"}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    said = fail(capsys, "run", "strong-scaling", "--workload", workload)
+    between = " " if workload.endswith(":") else ": "
+    assert said == f"error: --workload {workload}{between}{line.format(here=tmp_path)}"
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,9 @@ def run_verb(arguments: list[str]) -> int:
     if verb not in VERBS:
         from scalelab.studies.catalogue import STUDIES, find_name
 
-        if find_name(verb) in STUDIES:
-            raise UsageError(f"unknown command {verb!r}. Did you mean: scalelab run {find_name(verb)}")
+        study = find_name(verb.replace("_", "-"))
+        if study in STUDIES:
+            raise UsageError(f"unknown command {verb!r}. Did you mean: scalelab run {study}")
         raise UnknownName("command", verb, VERBS, "See scalelab --help.")
     module = importlib.import_module(VERBS[verb][0])
     return int(module.main(arguments if verb in SHARED_MODULES else rest))

@@ -8,6 +8,7 @@ elsewhere. Paths in it are relative to it.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import os
 import sys
@@ -255,11 +256,36 @@ MEANT |= {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """What torch, DeepSpeed and people call some choices."""
 
 
+MEANT_FLAGS = {
+    "ranks": ("nproc", "nproc-per-node", "np", "world-size", "num-processes", "gpus", "num-gpus", "devices"),
+    "workload": ("model", "net", "network", "arch", "architecture"),
+    "steps": ("iterations", "iters", "num-iterations", "max-steps", "epochs", "num-epochs"),
+    "rounds": ("repeats", "repetitions", "trials", "launches", "num-runs", "runs"),
+    "lr": ("learning-rate",),
+    "dtype": ("precision", "amp", "bf16", "fp16", "mixed-precision"),
+    "threads_per_rank": ("threads", "num-threads", "cpus-per-task", "cores"),
+    "micro_batch": ("accumulation", "gradient-accumulation", "gradient-accumulation-steps", "grad-accum"),
+    "find_unused_parameters": ("unused-parameters", "find-unused"),
+    "html": ("output", "out", "report"),
+}
+"""What torchrun, other tools and people call flags, by field."""
+
+
+def suggest_flag(unknown: str, names: Sequence[str]) -> str:
+    """The flag that an unknown one means, else the one that is spelled most like it; nothing if neither is there."""
+    plain = unknown.removeprefix("--").replace("_", "-").lower()
+    meant = [name for name in names if plain in MEANT_FLAGS.get(name, ())]
+    close = difflib.get_close_matches(plain, [flag(name).removeprefix("--") for name in names], n=1)
+    found = [flag(name) for name in meant] or [f"--{name}" for name in close]
+    return f" Did you mean {found[0]}?" if found and unknown.startswith("--") else ""
+
+
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:
     """The dataclass of a verb from its arguments; `--help` prints and exits."""
     parsed, unknown = parse_known_flags(kind, add_defaults(kind, args), verb)
     if unknown:
-        raise UsageError(f"unknown option {unknown[0]}: see scalelab {verb} --help")
+        meant = suggest_flag(unknown[0], list(read_fields(kind)))
+        raise UsageError(f"unknown option {unknown[0]}.{meant} See scalelab {verb} --help")
     return parsed
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import sys
 import typing
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import tyro
 
 from scalelab.checks import FLAGS, check_divisible, flag
 from scalelab.cli.batch.submission import Submission
-from scalelab.cli.flags import RunsDir, add_defaults, parse_known_flags
+from scalelab.cli.flags import RunsDir, add_defaults, parse_known_flags, suggest_flag
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR
@@ -160,6 +159,7 @@ def describe_widening(before: int, after: int) -> str:
 
 PER_RANK, GLOBAL = ("--batch-size-per-rank", "--batch-per-rank"), ("--global-batch-size", "--global-batch")
 EITHER = ("--batch-size", "--batch")
+ANY_BATCH = (*PER_RANK, *GLOBAL, *EITHER)
 """What people call the batch of a rank, that of all ranks, and either of them."""
 
 
@@ -167,6 +167,7 @@ def translate_batch(kind: type[Any], args: Sequence[str]) -> list[str]:
     """The batch in the study's own terms: a batch of all ranks is that of one times their number."""
     names = [name for name in ("global_batch", "batch_per_rank") if name in list_fields(kind)]
     if len(names) != 1:
+        refuse_batch(kind, args)
         return list(args)
     own, (other, is_global) = flag(names[0]), (GLOBAL, False) if names[0] == "batch_per_rank" else (PER_RANK, True)
     translated: list[str] = []
@@ -182,6 +183,21 @@ def translate_batch(kind: type[Any], args: Sequence[str]) -> list[str]:
         else:
             translated.append(word)
     return translated
+
+
+def refuse_batch(kind: type[Any], args: Sequence[str]) -> None:
+    """One batch for a study that compares several, or finds one: say how it takes them."""
+    given = next((word.partition("=")[0] for word in args if word.partition("=")[0] in ANY_BATCH), None)
+    if given is None or not is_training(kind):
+        return
+    taken = list_fields(kind)
+    if "batches" in taken:
+        value = "" if given in GLOBAL else find_flag_value(args, given)
+        raise UsageError(f"{kind.name} compares batches, in samples per rank: use --batches {value or '…'}")
+    if "small_batch" in taken:
+        raise UsageError(f"{kind.name} compares two global batches: use --small-batch and --large-batch")
+    if kind.is_search:
+        raise UsageError(f"{kind.name} finds the batch itself: leave out {given}")
 
 
 def convert_batch(kind: type[Any], name: str, given: str, ranks: str | None, *, is_global: bool) -> str:
@@ -298,11 +314,9 @@ def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -
 
 
 def explain_unknown_flag(unknown: str, command: type[Any], help_command: str) -> str:
-    """The error for an unknown flag, with the closest known one."""
-    known = [flag(name) for name in list_fields(command)]
-    close = difflib.get_close_matches(unknown, known, n=1)
-    guess = f" Did you mean {close[0]}?" if close else ""
-    return f"unknown option {unknown}.{guess} See {help_command}"
+    """The error for an unknown flag, with the known one that was meant."""
+    typed = flag(unknown.removeprefix("--").replace("-", "_")) if unknown.startswith("--") else unknown
+    return f"unknown option {typed}.{suggest_flag(typed, list_fields(command))} See {help_command}"
 
 
 def list_fields(kind: Any) -> list[str]:
