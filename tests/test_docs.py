@@ -184,7 +184,7 @@ def list_navigation(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield from [target] if isinstance(target, str) else list_navigation(target)
 
 
-@pytest.mark.parametrize("script", ["generate_cli.py", "generate_findings.py"])
+@pytest.mark.parametrize("script", ["generate_cli.py", "generate_findings.py", "generate_python.py"])
 def test_generated_pages_are_up_to_date(script: str) -> None:
     command = [sys.executable, str(DOCS / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

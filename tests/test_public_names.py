@@ -12,7 +12,7 @@ import pytest
 import scalelab
 
 
-@pytest.mark.parametrize("name", scalelab.__all__)
+@pytest.mark.parametrize("name", scalelab._HOMES)
 def test_every_public_name_loads_and_says_what_it_is(name: str) -> None:
     thing = getattr(scalelab, name)
     assert thing.__name__ == name
@@ -21,7 +21,7 @@ def test_every_public_name_loads_and_says_what_it_is(name: str) -> None:
 
 
 def test_every_public_name_has_a_home_and_no_other_has() -> None:
-    assert sorted(scalelab._HOMES) == scalelab.__all__
+    assert sorted(scalelab._HOMES) == sorted([*scalelab.__all__, "open"])
     assert set(scalelab.__all__) <= set(dir(scalelab))
 
 
@@ -51,3 +51,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_no_public_name_loads_torch() -> None:
     assert "torch" not in list_heavy("from scalelab import *").split()
+
+
+def test_a_package_never_takes_the_place_of_the_function_of_its_name() -> None:
+    program = "import scalelab.trace.reader, scalelab as sl; print(sl.trace.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "scalelab.api"
+
+
+def test_importing_everything_leaves_the_builtin_open_alone() -> None:
+    names: dict[str, object] = {}
+    exec("from scalelab import *", names)
+    assert "open" not in names

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from scalelab.errors import UsageError
+from scalelab.quantize import calibrate as calibration
 from scalelab.quantize.calibrate import Calibration, OutputRecorder, calibrate
 from scalelab.quantize.capture import capture_network
 from scalelab.quantize.network import CapturedNetwork, QuantizedNetwork, run_float
@@ -65,7 +66,7 @@ def test_layers_with_a_grid_of_their_own_are_counted_in_full(network: CapturedNe
 def test_counting_in_small_portions_changes_nothing(network: CapturedNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [draw_images(6)]
     expected = calibrate(network, images).histograms
-    monkeypatch.setattr("scalelab.quantize.calibrate.BUFFER_VALUES", 1)
+    monkeypatch.setattr(calibration, "BUFFER_VALUES", 1)
     assert calibrate(network, images).histograms == expected
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from scalelab.errors import UnknownName, UsageError
+from scalelab.quantize import simulate as simulation
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork, compute_layer
 from scalelab.quantize.simulate import bound_sum, find_size, simulate_logits, sum_products
 from tests.quantize.integer_nets import make_images, make_network
@@ -106,7 +107,7 @@ def test_logits_do_not_depend_on_how_images_are_cut_into_batches(monkeypatch: py
     network, images = make_network(5), make_images(5, 11)
     whole = simulate(network, images)["logits"]
     for batch in (1, 4, 64):
-        monkeypatch.setattr("scalelab.quantize.simulate.BATCH", batch)
+        monkeypatch.setattr(simulation, "BATCH", batch)
         assert torch.equal(simulate_logits(network, images), whole)
 
 

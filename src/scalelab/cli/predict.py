@@ -178,14 +178,18 @@ class Predict:
 def main(args: Sequence[str]) -> int:
     wanted = parse_flags(Predict, args, "predict")
     wanted.check()
-    if wanted.table is not None:
-        document = predict_table(wanted)
-    elif (pool := open_run_or_pool(str(wanted.run), wanted.runs_dir)).record.study == POOLED:
-        document = predict_pool(wanted, pool)
-    else:
-        document = predict_best(wanted) if wanted.search.best else predict_run(wanted)
-    write_outputs(document, wanted.output)
+    write_outputs(describe_wanted(wanted), wanted.output)
     return 0
+
+
+def describe_wanted(wanted: Predict) -> Document:
+    """The prediction from a table, from launches of one name, or from a run."""
+    if wanted.table is not None:
+        return predict_table(wanted)
+    pool = open_run_or_pool(str(wanted.run), wanted.runs_dir)
+    if pool.record.study == POOLED:
+        return predict_pool(wanted, pool)
+    return predict_best(wanted) if wanted.search.best else predict_run(wanted)
 
 
 def predict_table(wanted: Predict) -> Document:

@@ -119,17 +119,21 @@ def main(args: Sequence[str]) -> int:
         return main_diff(args[1:])
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
-    files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
-    if wanted.hta:
-        document = read_as_hta(files)
-    else:
-        is_overview = wanted.overview or len(files) > MOST_IN_FULL
-        view = read_view(files, wanted.reading, is_overview=is_overview)
-        document = describe_view(view, is_overview=is_overview)
+    document, view = describe_recordings(wanted)
     write_outputs(document, wanted.output)
-    if wanted.merged is not None:
+    if wanted.merged is not None and view is not None:
         merge_files(view, wanted.merged, wanted.reading)
     return 0
+
+
+def describe_recordings(wanted: Trace) -> tuple[Document, TraceView | None]:
+    """The answer, and what was read for it; by HTA's definitions, nothing is kept."""
+    files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
+    if wanted.hta:
+        return read_as_hta(files), None
+    is_overview = wanted.overview or len(files) > MOST_IN_FULL
+    view = read_view(files, wanted.reading, is_overview=is_overview)
+    return describe_view(view, is_overview=is_overview), view
 
 
 def merge_files(view: TraceView, path: Path, reading: TraceFlags) -> None:

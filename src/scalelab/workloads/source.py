@@ -7,13 +7,21 @@ Parameters of `build` become flags, with the file's defaults.
 from __future__ import annotations
 
 import ast
+import base64
+import hashlib
+import inspect
 import os
 import re
+import sys
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalelab.errors import UsageError
+from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.trial import Option
+from scalelab.units import format_bytes
 
 LIBRARIES = ("hf", "timm", "diffusers")
 """What may stand before the colon of a model of another library: `hf:gpt2`."""
@@ -237,3 +245,69 @@ def _read_kind(annotation: ast.expr | None) -> type | None:
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
             return _read_kind(inner)
     return None
+
+
+MOST_SHIPPED_BYTES = 64_000_000
+"""Of a workload that ranks get by value; a larger model is better made by `build` on each rank."""
+SHIPPED = '''\
+"""{name}, as it was when the run was started: pickled by value with cloudpickle {version}."""
+
+import base64
+import pickle
+import zlib
+
+{source}
+{name} = pickle.loads(zlib.decompress(base64.b64decode({data!r})))
+'''
+
+
+def place_callable(build: Callable[..., object], directory: Path, label: str = "") -> str:
+    """A function as `file.py:function`: where it is defined, or in a file below `directory` that carries its value.
+
+    A function of a notebook, of the running script or inside another function has no file that ranks could import.
+    """
+    module = sys.modules.get(build.__module__)
+    file, name = getattr(module, "__file__", None), getattr(build, "__name__", "build")
+    is_importable = build.__module__ != "__main__" and file is not None and getattr(module, name, None) is build
+    if is_importable and Path(str(file)).suffix == ".py":
+        return f"{Path(str(file)).resolve()}:{name}"
+    return ship_callable(build, directory, name if name.isidentifier() else "build", label)
+
+
+def ship_callable(build: Callable[..., object], directory: Path, name: str, label: str) -> str:
+    """Write a function by value; raises `UsageError` where that cannot be."""
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UsageError(
+            f"{name} is not in a file that ranks can import, and cloudpickle, which would send it, is not installed:"
+            " pip install cloudpickle, or pass workload='file.py:build'"
+        ) from error
+    try:
+        pickled = cloudpickle.dumps(build)
+    except Exception as error:
+        raise UsageError(
+            f"workload {name} cannot be sent to ranks ({type(error).__name__}: {error}): make such objects inside"
+            f" {name}, or write it to a file and pass workload='file.py:{name}'"
+        ) from error
+    if len(pickled) > MOST_SHIPPED_BYTES:
+        raise UsageError(
+            f"workload {name} has {format_bytes(len(pickled))}, at most {format_bytes(MOST_SHIPPED_BYTES)} are sent to"
+            f" ranks: make model and data inside a function, or pass workload='file.py:{name}'"
+        )
+    data = base64.b64encode(zlib.compress(pickled, 1)).decode()
+    text = SHIPPED.format(name=name, version=cloudpickle.__version__, source=_quote_source(build), data=data)
+    file = directory / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{label or 'notebook'}.py"
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+    return f"{file.resolve()}:{name}"
+
+
+def _quote_source(build: Callable[..., object]) -> str:
+    """The source of a function as comments, for readers; nothing where it is not known."""
+    try:
+        lines = inspect.getsource(build).splitlines()
+    except (OSError, TypeError):
+        return ""
+    return "\n".join(f"# {line}".rstrip() for line in lines)

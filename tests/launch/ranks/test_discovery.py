@@ -95,6 +95,7 @@ NOBODY: dict[str, Variables] = {
     "the same with PMI": slurm(seat(0, "one task")) | {"SLURM_PTY_PORT": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
     "an interactive PBS job": {"PBS_JOBID": "7", "PBS_ENVIRONMENT": "PBS_INTERACTIVE", "PBS_NODEFILE": "/none"},
     "an interactive LSF job": {"LSB_JOBID": "7", "LSB_INTERACTIVE": "Y", "LSB_MCPU_HOSTS": "batch 1 n1 42"},
+    "an array job of AWS Batch": {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ID": "j:3"},
     "the script of flux batch": {"FLUX_URI": "local:///run/flux", "FLUX_ENCLOSING_ID": "f1"},
 }
 
@@ -193,6 +194,12 @@ REFUSED: dict[str, tuple[Variables, str]] = {
     "all ranks on one of two nodes": (
         {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, "GROUP_WORLD_SIZE"
     ),
+    "an Indexed Job without a size": ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX"),
+    "a task of Slurm whose step is hidden": ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, "SLURM_PROCID"),
+    "a host that SageMaker does not list": ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "SM_CURRENT_HOST"),
+    "hosts that are no list": ({"SM_HOSTS": "a", "SM_CURRENT_HOST": "a"}, "SM_HOSTS"),
+    "mpirun that a rank of torchrun started": (torchrun(Seat(0, 1, 0, 1, 0, 1)) | ompi(seat(5)), "env -u TORCHELASTIC"),
+    "the same with MPICH": (torchrun(Seat(1, 2, 1, 2, 0, 1)) | hydra(seat(5)), "MPI_LOCALRANKID"),
     "PALS without a list of nodes": ({"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4"}, "PALS_RANKID"),
     "a list of nodes that is not there": (
         {"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4", "PBS_NODEFILE": "/no/such"}, "PBS_NODEFILE"
@@ -206,6 +213,53 @@ def test_what_cannot_be_is_refused_by_name(case: str) -> None:
     with pytest.raises(RankUnknown) as refusal:
         find_membership(variables)
     assert named in str(refusal.value)
+
+
+ONE_PER_HOST: dict[str, Variables] = {
+    "HTCondor": {"_CONDOR_PROCNO": "2", "_CONDOR_NPROCS": "4"},
+    "SageMaker": {"SM_HOSTS": '["algo-1", "algo-3", "algo-2", "algo-4"]', "SM_CURRENT_HOST": "algo-3"},
+    "AWS Batch": {
+        "AWS_BATCH_JOB_NODE_INDEX": "2",
+        "AWS_BATCH_JOB_NUM_NODES": "4",
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7",
+    },
+    "Kubernetes": {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"},
+}
+
+
+@pytest.mark.parametrize("source", ONE_PER_HOST)
+def test_a_process_per_host_is_a_rank(source: str) -> None:
+    found = find_membership(ONE_PER_HOST[source])
+    assert found is not None
+    assert (found.launcher, found.rank, found.num_ranks) == (source, 2, 4)
+    addresses = {"SageMaker": "algo-1", "AWS Batch": "10.0.0.7"}
+    assert found.master_address == addresses.get(source)
+    inside = find_membership(ONE_PER_HOST[source] | {"RANK": "9", "WORLD_SIZE": "16"})
+    assert inside is not None
+    assert (inside.launcher, inside.rank, inside.num_ranks) == ("environment", 9, 16)
+    by_torchrun = find_membership(ONE_PER_HOST[source] | torchrun(seat(5)))
+    assert by_torchrun is not None
+    assert (by_torchrun.launcher, by_torchrun.rank, by_torchrun.outer) == ("torchrun", 5, (source,))
+
+
+def test_horovod_has_nodes_where_all_have_as_many_ranks() -> None:
+    even = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+    even |= {"HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}
+    found = find_membership(even)
+    assert found is not None
+    assert (found.launcher, found.rank, found.num_ranks, found.local_rank) == ("Horovod", 3, 4, 1)
+    assert (found.node, found.num_nodes) == (1, 2)
+    uneven = find_membership(even | {"HOROVOD_SIZE": "5"})
+    assert uneven is not None
+    assert (uneven.node, uneven.num_nodes) == (None, None)
+
+
+def test_a_task_of_slurm_whose_step_is_hidden_is_a_rank() -> None:
+    for rank in ("0", "3"):
+        found = find_membership({"SLURM_PROCID": rank, "SLURM_NTASKS": "4", "SLURM_LOCALID": rank})
+        assert found is not None
+        assert (found.launcher, found.rank, found.num_ranks) == ("Slurm", int(rank), 4)
 
 
 def test_the_only_rank_of_torchrun_or_of_a_script_may_be_inside_any_task() -> None:

@@ -12,6 +12,7 @@ is `discovery.py`'s question.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,3 +159,33 @@ def find_own_job(variables: Mapping[str, str]) -> str:
 def name_job(scheduler: str, number: str) -> str:
     """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
     return f"{scheduler} {number.partition('.')[0]}"
+
+
+HEADER = struct.Struct("@in" + 4 * "nni")
+"""Version, total size; then size, offset and count of profiles, commands, ranks and nodes."""
+PLACE = struct.Struct("@iii")
+"""Of a rank: its number on the node, its command, its node."""
+VERSION = 1
+MOST_RANKS = 10_000_000
+
+
+def read_apinfo(path: Path) -> list[tuple[int, int]] | None:
+    """The local rank and the node of every rank; None where the file cannot be read, or is of another version.
+
+    PALS describes a job in it for Cray's PMI library; Slurm and Flux write the same on a Cray EX. It has a header and
+    tables whose places the header gives, in the machine's own byte order; only version 1, and only what it says of
+    ranks, is read. On Aurora it is the one source of the number of ranks when nodes have different numbers of them.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < HEADER.size:
+        return None
+    fields = HEADER.unpack_from(data)
+    version, size, offset, num_ranks = fields[0], *fields[8:11]
+    is_whole = 0 < num_ranks <= MOST_RANKS and offset > 0 and offset + size * num_ranks <= len(data)
+    if version != VERSION or size < PLACE.size or not is_whole:
+        return None
+    places = [PLACE.unpack_from(data, offset + size * rank) for rank in range(num_ranks)]
+    return [(local_rank, node) for local_rank, _, node in places]

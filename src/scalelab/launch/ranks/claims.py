@@ -12,53 +12,28 @@ A claim is what one of them says; `SOURCES` has a record of every launcher, the 
     Slurm        SLURM_PROCID and others, of a task only where SLURM_STEP_ID stands too: a job script has SLURM_PROCID=0
                  without being a task. SLURM_GTIDS lists the tasks of the node. SLURM_NTASKS_PER_NODE is there only when
                  the flag was given, and SLURM_NTASKS may be the job's, so that neither comes first
-    PALS         PALS_*, and PMI_* beside it on Polaris; the file PALS_APINFO has the whole job (`apinfo.py`). Slurm and
-                 Flux set these too on a Cray EX
+                 Without a step, a SLURM_PROCID above 0, or one without SLURM_JOB_ID, cannot be a job script's
+    Horovod      HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; _CROSS_RANK is the node where all have as many ranks
+    HTCondor     _CONDOR_PROCNO and _CONDOR_NPROCS, of a parallel-universe job
+    SageMaker    SM_HOSTS and SM_CURRENT_HOST, one process per host
+    AWS Batch    AWS_BATCH_JOB_NODE_INDEX and _NUM_NODES, one process per node; an array index is no rank
+    Kubernetes   JOB_COMPLETION_INDEX of an Indexed Job, without a world size
+    PALS         PALS_*, and PMI_* beside it on Polaris; the file PALS_APINFO has the whole job (`read_apinfo`).
+                 Slurm and Flux set these too on a Cray EX
     PMI          PMI_RANK and PMI_SIZE alone: srun --mpi=pmi2
     PMIx         PMIX_RANK alone, which is not enough
     environment  RANK and WORLD_SIZE alone: a script of the user
-
-The file in which PALS describes a job, for Cray's PMI library: who is where.
-
-Slurm and Flux write the same on a Cray EX. It has a header and tables whose places the header gives, in the machine's
-own byte order; only version 1, and only what it says of ranks, is read. On Aurora it is the one source that knows how
-many ranks there are when nodes have different numbers of them.
 """
 
 from __future__ import annotations
 
-import struct
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import expand_tasks
-
-HEADER = struct.Struct("@in" + 4 * "nni")
-"""Version, total size; then size, offset and count of profiles, commands, ranks and nodes."""
-PLACE = struct.Struct("@iii")
-"""Of a rank: its number on the node, its command, its node."""
-VERSION = 1
-MOST_RANKS = 10_000_000
-
-
-def read_apinfo(path: Path) -> list[tuple[int, int]] | None:
-    """The local rank and the node of every rank; None where the file cannot be read, or is of another version."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    if len(data) < HEADER.size:
-        return None
-    fields = HEADER.unpack_from(data)
-    version, size, offset, num_ranks = fields[0], *fields[8:11]
-    is_whole = 0 < num_ranks <= MOST_RANKS and offset > 0 and offset + size * num_ranks <= len(data)
-    if version != VERSION or size < PLACE.size or not is_whole:
-        return None
-    places = [PLACE.unpack_from(data, offset + size * rank) for rank in range(num_ranks)]
-    return [(local_rank, node) for local_rank, _, node in places]
-
+from scalelab.launch.ranks.allocation import expand_tasks, read_apinfo
 
 Variables = Mapping[str, str]
 
@@ -233,10 +208,10 @@ def read_flux(variables: Variables) -> Claim | None:
 def read_slurm(variables: Variables) -> Claim | None:
     """A task of a step; None in a job script and in an interactive shell."""
     read = VariableReader(variables, [])
-    if not variables.get("SLURM_STEP_ID") or is_shell(variables):
-        return None
     rank = read.number("SLURM_PROCID")
-    if rank is None:
+    if rank is None or is_shell(variables):
+        return None
+    if not variables.get("SLURM_STEP_ID") and rank == 0 and variables.get("SLURM_JOB_ID"):
         return None
     node = read.number("SLURM_NODEID")
     num_ranks, num_nodes = _read_tasks(read, node), read.number("SLURM_STEP_NUM_NODES")
@@ -305,6 +280,47 @@ def _refuse_components(variables: Variables) -> None:
         )
 
 
+def read_horovod(variables: Variables) -> Claim | None:
+    """A process of horovodrun; started over MPI, it has MPI's variables instead."""
+    claim = _read_world("Horovod", "HOROVOD")(variables)
+    if claim is None:
+        return None
+    read = VariableReader(variables, list(claim.variables))
+    node, num_nodes = read.number("HOROVOD_CROSS_RANK"), read.number("HOROVOD_CROSS_SIZE")
+    is_even = None not in (num_nodes, claim.num_local_ranks, claim.num_ranks) and (
+        (num_nodes or 0) * (claim.num_local_ranks or 0) == claim.num_ranks
+    )
+    found = {"node": node, "num_nodes": num_nodes} if is_even else {}
+    return replace(claim, **found, variables=tuple(read.seen))  # type: ignore[arg-type]
+
+
+def _read_per_host(source: str, index: str, count: str) -> Callable[[Variables], Claim | None]:
+    """A system that starts one process per machine: its index is a rank, and a node."""
+
+    def read_it(variables: Variables) -> Claim | None:
+        read = VariableReader(variables, [])
+        rank = read.number(index)
+        if rank is None:
+            return None
+        return read.claim(source, rank, num_ranks=read.number(count) if count else None)
+
+    return read_it
+
+
+def read_sagemaker(variables: Variables) -> Claim | None:
+    """A process per host: its place in the sorted list of hosts."""
+    current, listed = variables.get("SM_CURRENT_HOST"), variables.get("SM_HOSTS")
+    if not current or not listed:
+        return None
+    try:
+        hosts = sorted(map(str, json.loads(listed)))
+        rank = hosts.index(current)
+    except (TypeError, ValueError):
+        raise RankUnknown(f"SM_HOSTS={listed!r} does not list SM_CURRENT_HOST={current!r}: unset both") from None
+    names = ("SM_HOSTS", "SM_CURRENT_HOST")
+    return Claim(source="SageMaker", rank=rank, num_ranks=len(hosts), variables=names)
+
+
 def read_pmix(variables: Variables) -> Claim | None:
     read = VariableReader(variables, [])
     rank = read.number("PMIX_RANK")
@@ -323,6 +339,8 @@ class Source:
     """Variables that together name a launch, the same on all its ranks and no other's."""
     is_part: bool = False
     """Whether it is part of a launch and no launcher."""
+    is_per_host: bool = False
+    """Whether it starts one process per machine, in which RANK and WORLD_SIZE may be set for further ones."""
     is_elastic: bool = False
     """Whether its agents listen at MASTER_ADDR and MASTER_PORT, and may start ranks again."""
 
@@ -335,6 +353,11 @@ SOURCES: dict[str, Source] = {
             read=read_torchrun,
             launch_names=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
             is_elastic=True,
+        ),
+        Source(
+            name="Horovod",
+            read=read_horovod,
+            launch_names=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         ),
         Source(
             name="Open MPI",
@@ -363,6 +386,14 @@ SOURCES: dict[str, Source] = {
         Source(name="PALS's file", read=read_pals_file, is_part=True),
         Source(name="PMI", read=_read_world("PMI", "PMI"), agrees=("PMIx",), launch_names=("PMI_JOBID",), is_part=True),
         Source(name="PMIx", read=read_pmix, is_part=True),
+        Source(name="HTCondor", read=_read_per_host("HTCondor", "_CONDOR_PROCNO", "_CONDOR_NPROCS"), is_per_host=True),
+        Source(name="SageMaker", read=read_sagemaker, launch_names=("TRAINING_JOB_NAME",), is_per_host=True),
+        Source(
+            name="AWS Batch",
+            read=_read_per_host("AWS Batch", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+            is_per_host=True,
+        ),
+        Source(name="Kubernetes", read=_read_per_host("Kubernetes", "JOB_COMPLETION_INDEX", ""), is_per_host=True),
     )
 }
 """Innermost first: a launcher inside another's job sets its variables beside the other's."""

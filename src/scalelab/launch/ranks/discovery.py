@@ -11,6 +11,7 @@ default.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from scalelab.launch.ranks.claims import SOURCES, Claim, VariableReader, is_shel
 
 BY_THEMSELVES = ("torchrun", "environment")
 """Who may be the only rank inside a task of another launch: these are set on purpose for it."""
+MPI = ("Open MPI", "MVAPICH", "MVAPICH2", "Intel MPI", "MPICH")
 CHECKED = ("rank", "num_ranks", "local_rank", "num_local_ranks", "node", "num_nodes")
 LOOPBACK = "127.0.0.1"
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -81,6 +83,7 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
     claim = _complete(_count_by_nodes(settled, variables))
     assert claim.num_ranks is not None
     around = [name for name in claims if name not in (claim.source, *same) and not SOURCES[name].is_part]
+    _refuse_driver(claim, [claims[name] for name in around])
     if claim.source not in BY_THEMSELVES and "environment" not in same:
         _refuse_alone(claim, [claims[name] for name in around])
     return Membership(
@@ -158,7 +161,7 @@ def _settle_environment(winner: Claim | None, variables: Mapping[str, str]) -> C
     own = read_environment(variables)
     if own is None:
         return _settle_half(winner, variables)
-    if winner is None:
+    if winner is None or SOURCES[winner.source].is_per_host:
         return own
     if winner.num_ranks is not None and own.num_ranks is not None and own.num_ranks > winner.num_ranks:
         _refuse_left_over(winner, own)
@@ -186,6 +189,20 @@ def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
             f"{claim.source} reports rank 0 of 1 ({', '.join(claim.variables)}) inside rank {outer.rank} of"
             f" {outer.source} ({', '.join(outer.variables)}): unset the leftover ones; to run every task"
             " on its own, set RANK=0 and WORLD_SIZE=1"
+        )
+
+
+def _refuse_driver(claim: Claim, around: Sequence[Claim]) -> None:
+    """Fewer ranks of torchrun than of MPI beside them: mpirun was started by a rank of torchrun, whose variables it
+    passed on, or each rank of MPI started a torchrun of its own. Variables cannot tell."""
+    num_ranks = claim.num_ranks or 1
+    inner = next((one for one in around if one.source in MPI and (one.num_ranks or 1) > num_ranks), None)
+    if claim.source == "torchrun" and inner is not None:
+        raise RankUnknown(
+            f"torchrun reports rank {claim.rank} of {claim.num_ranks} and {inner.source} rank {inner.rank} of"
+            f" {inner.num_ranks}, so it is unknown which started the other: where torchrun starts mpirun, use"
+            " env -u TORCHELASTIC_RUN_ID -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT mpirun …; otherwise"
+            f" unset {inner.variables[0]}"
         )
 
 
@@ -254,7 +271,7 @@ def _check_world(claim: Claim, names: str) -> int:
     if claim.num_ranks is None:
         raise RankUnknown(
             f"{claim.source} sets rank {claim.rank} ({names}) but no world size: set WORLD_SIZE and RANK, or"
-            " start with torchrun"
+            " start with torchrun; RANK=0 and WORLD_SIZE=1 if every process works on its own"
         )
     if not 0 <= claim.rank < claim.num_ranks:
         raise RankUnknown(
@@ -289,6 +306,10 @@ def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
     is_in_order = variables.get("SLURM_DISTRIBUTION", "").partition(":")[0] != "arbitrary"
     if claim.source == "Slurm" and variables.get("SLURM_STEP_NODELIST") and is_in_order:
         return find_first_host(variables["SLURM_STEP_NODELIST"])
+    if claim.source == "SageMaker":
+        return min(map(str, json.loads(variables["SM_HOSTS"])))
+    if claim.source == "AWS Batch" and variables.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0") == "0":
+        return variables.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS") or None
     if claim.source == "PALS" and variables.get("PBS_NODEFILE"):
         return next(iter(read_node_file(Path(variables["PBS_NODEFILE"]))), None)
     return None

@@ -19,7 +19,7 @@ from scalelab.units import Quantity
 
 CSV_HEADER = ("table", "row", "column", "unit", "value", "low", "high", "mark")
 
-_UNITS: Mapping[Quantity, str] = {
+UNITS: Mapping[Quantity, str] = {
     "text": "", "seconds": "s", "bytes": "B", "rate": "1/s", "latency": "s", "bandwidth": "B/s"
 }  # fmt: skip
 """The base units; everything else is a pure number, "1"."""
@@ -36,15 +36,15 @@ def render_csv(document: Document) -> str:
 
 def _list_cells(document: Document) -> Iterator[tuple[str, ...]]:
     """One line of CSV per cell."""
-    for name, table in zip(_name_tables(document), document.tables, strict=True):
+    for name, table in zip(name_tables(document), document.tables, strict=True):
         for row in table.rows:
             label = _write_value(row[0].value)
             for column, cell in zip(table.columns, row, strict=True):
-                unit = _UNITS.get(column.quantity, "1") if cell.estimate else ""
+                unit = UNITS.get(column.quantity, "1") if cell.estimate else ""
                 yield (name, label, defuse_formula(column.key), unit, *_list_values(cell))
 
 
-def _name_tables(document: Document) -> list[str]:
+def name_tables(document: Document) -> list[str]:
     """A different name for each table: its title, its section's or the document's, with a number if that is taken."""
     names: list[str] = []
     for section in document.sections:

@@ -1,0 +1,32 @@
+"""The notebooks of examples/ run from top to bottom, and show answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_every_notebook_runs_and_shows_its_answer(tmp_path: Path) -> None:
+    assert [file.stem for file in NOTEBOOKS] == ["quantization", "scaling", "trace"]
+
+    async def run_all() -> list[nbformat.NotebookNode]:
+        books = [nbformat.read(file, 4) for file in NOTEBOOKS]
+        places = [tmp_path / file.stem for file in NOTEBOOKS]
+        for book, place in zip(books, places, strict=True):
+            place.mkdir()
+            await NotebookClient(book, timeout=300, resources={"metadata": {"path": str(place)}}).async_execute()
+        return books
+
+    for book in asyncio.run(run_all()):
+        shown = [output.get("data", {}) for cell in book.cells for output in cell.get("outputs", ())]
+        assert any("text/html" in data and 'class="scalelab"' in data["text/html"] for data in shown)
+    assert (tmp_path / "scaling" / "scaling.html").stat().st_size > 100_000
