@@ -6,9 +6,9 @@
     sl.predict(run, ranks=[8, 16])
     sl.compare("before", run)
 
-A flag keeps its name: `--global-batch 128` is `global_batch=128`, and options of the workload stand beside it. Whatever
-the command line refuses is refused here, as `ScalelabError`. Nothing here imports torch: ranks do, in processes of
-their own. A workload may be a function or live objects of a notebook; they are then sent to the ranks by value.
+A flag keeps its name: `--global-batch-size 128` is `global_batch_size=128`, and options of the workload stand beside
+it. Whatever the command line refuses is refused here, as `ScalelabError`. Nothing here imports torch: ranks do, in
+processes of their own. A workload may be a function or live objects of a notebook; they are then sent by value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.files import RUNS_DIR
 from scalelab.results import Result, Run
@@ -181,8 +182,8 @@ def make_study(study: str | Study | type[Study], flags: Mapping[str, Any], build
     made: Any = study() if isinstance(study, type) else study
     left = dict(flags)
     made = change(made, left)
-    job = made.job if any(one.name == "job" for one in fields(made)) else None
-    known = [] if job is None or not left else list_options(job.workload, build)
+    job: Any = made.job if any(one.name == "job" for one in fields(made)) else None
+    known = list_options(job.workload, build) if job and left else []
     for option in left:
         if known is not None and option not in known:
             raise UnknownName(f"argument of {made.name}", option, [*list_names(made), *known])
@@ -220,12 +221,18 @@ def change(record: Any, given: dict[str, Any]) -> Any:
     changed: dict[str, Any] = {}
     for one in fields(record):
         value = getattr(record, one.name)
-        if one.name in given:
-            changed[one.name] = convert(one.name, given.pop(one.name), hints[one.name])
+        named = next((name for name in (one.name, name_argument(one.name)) if name in given), None)
+        if named is not None:
+            changed[one.name] = convert(named, given.pop(named), hints[one.name])
         elif is_dataclass(value) and not isinstance(value, type):
             inner = change(value, given)
             changed |= {} if inner is value else {one.name: inner}
     return replace(record, **changed) if changed else record
+
+
+def name_argument(field: str) -> str:
+    """The argument of a field: its flag, as Python writes it."""
+    return flag(field).removeprefix("--").replace("-", "_")
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
@@ -236,11 +243,11 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         return value
     plain: Any = list(value) if isinstance(value, range) else value
     try:
-        if "Path" in str(hint):
-            return Path(plain)
-        is_text = isinstance(plain, int | float) and "str" in str(hint) and not isinstance(plain, bool)
-        return from_builtins(f"{plain}" if is_text else to_builtins(plain), hint)
+        return Path(plain) if "Path" in str(hint) else from_builtins(to_builtins(plain), hint)
     except (TypeError, ValueError, NotImplementedError) as error:
+        if isinstance(plain, int | float):
+            with suppress(ValueError):  # a number where the command line takes text: parameters=7e9
+                return from_builtins(str(plain), hint)
         raise UsageError(f"{name}={value!r} has the wrong type: {error}") from error
 
 
@@ -249,7 +256,7 @@ def list_names(record: Any) -> list[str]:
     names: list[str] = []
     for one in fields(record):
         value = getattr(record, one.name)
-        names += list_names(value) if is_dataclass(value) and not isinstance(value, type) else [one.name]
+        names += list_names(value) if is_dataclass(value) and not isinstance(value, type) else [name_argument(one.name)]
     return names
 
 

@@ -37,7 +37,10 @@ VERBS = {
     "show": ("scalelab.cli.report", "Print the answer of a run again, in any format."),
     "report": ("scalelab.cli.report", "Write a report to share: HTML, PDF, Markdown with pictures, a bundle."),
     "compare": ("scalelab.cli.compare", "Compare two runs: faster, slower, no difference or unresolved."),
-    "export": ("scalelab.cli.export", "Export a run to TensorBoard or MLflow."),
+    "export": (
+        "scalelab.cli.export",
+        "Export a run: TensorBoard, MLflow, W&B, OpenMetrics, Perfetto, nccl-tests …",
+    ),
     "serve": ("scalelab.cli.serve", "Browse, search, compare and watch runs on a local web page."),
     "resume": ("scalelab.cli.resume", "Continue an interrupted run without repeating a trial."),
     "predict": ("scalelab.cli.predict", "Extrapolate a 1- and 2-rank run to larger rank counts, with intervals."),
