@@ -28,8 +28,8 @@ settings.load_profile("busy")
 # there are more tests at work than cores. It is read when torch is loaded, here and in every process that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Those of pytest, and of torch, which sets one with the first optimizer of a process."""
+OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF")
+"""Those of pytest, of torch, which sets one with the first optimizer of a process, and of polars when it is imported."""
 
 
 def pytest_configure() -> None:
