@@ -76,6 +76,13 @@ def test_a_script_that_fails_is_a_named_result(
         assert "train.py" in result.traceback
 
 
+def test_a_process_that_the_script_forks_is_not_the_rank(tmp_path: Path, launcher: LocalLauncher) -> None:
+    action = "pid = os.fork(); pid or exit(4); assert os.waitpid(pid, 0)[1] == 4 << 8"
+    result = launch(launcher, make_script_trial(write_script(tmp_path, action=action)), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
+    assert [one.step for one in result.samples if one.rank == 1] == list(range(13))
+
+
 def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, launcher: LocalLauncher) -> None:
     text = write_script(tmp_path).read_text().replace("range(100)", "range(1)").replace("512", "24")
     (tmp_path / "train.py").write_text(text)
@@ -92,6 +99,16 @@ def test_a_script_without_an_optimizer_says_what_was_seen(tmp_path: Path, launch
     assert result.status is Status.INVALID
     assert "ended without a step (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)" in result.reason
     assert "--step-at dataloader" in result.reason
+
+
+def test_a_script_that_forks_its_ranks_is_told_that_they_are_not_watched(
+    tmp_path: Path, launcher: LocalLauncher
+) -> None:
+    lines = "import multiprocessing, time\nmultiprocessing.get_context('fork').Process(target=time.time).start()\n"
+    (tmp_path / "train.py").write_text(lines)
+    result = launch(launcher, make_script_trial(tmp_path / "train.py", num_ranks=1), tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert "0 optimizer calls, 1 fork): processes that it forks are not watched" in result.reason
 
 
 def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path, launcher: LocalLauncher) -> None:

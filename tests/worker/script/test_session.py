@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint import save as save_sharded
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
+from scalelab.worker.batches.stream import find_samples
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
-from scalelab.worker.script.watch import find_samples
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -218,6 +220,66 @@ def test_steps_with_an_evaluation_or_a_checkpoint_are_kept_apart(tmp_path: Path)
     session, kept = watch(loop, tmp_path)
     assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 2, 4]
     assert session.num_apart == {"evaluation": 1, "checkpoint": 1}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_evaluation_without_eval_is_kept_apart(mode: Callable[[], Any], tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (inputs, targets) in enumerate(batches):
+            if number in (2, 5):
+                with mode():
+                    model(inputs)
+            with torch.no_grad():  # as a running average of the parameters
+                _ = [one * 0.9 for one in model.parameters()]
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    session, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 8),))
+    assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 2, 5]
+    assert session.num_apart == {"evaluation": 2}
+
+
+def test_a_pass_without_gradients_that_every_step_has_is_part_of_it(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, _ in batches:
+            with torch.no_grad():
+                wanted = model(inputs + 1)
+            (model(inputs) - wanted).square().mean().backward()
+            optimizer.step()
+
+    session, kept = watch(loop, tmp_path)
+    assert [one.kind for one in kept] == [StepKind.SETTLE, *[StepKind.CLEAN] * 5]
+    assert not session.num_apart
+
+
+def test_steps_that_were_taken_before_an_error_are_kept(tmp_path: Path) -> None:
+    kept = Kept()
+    session = ScriptSession((Block(StepKind.CLEAN, 50),), 0, tmp_path / "trace.json", kept, 4)
+    alone: list[float] = []
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), session:
+        train_plainly(make_model(), iter([*(next(make_batches()) for _ in range(9)), (torch.ones(4, 7), None)]), alone)
+    assert [one.loss for one in kept] == alone
+    assert [one.step for one in kept] == list(range(9))
+    assert session.num_steps == 9
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoints_are_seen_whatever_writes_them(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for number, (inputs, targets) in enumerate(batches):
+            if number == 4:
+                save_sharded(model.state_dict(), checkpoint_id=tmp_path / "sharded", no_dist=True)
+            if number == 6:
+                save_file(model.state_dict(), tmp_path / "model.safetensors")
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    session, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 8),))
+    assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 4, 6]
+    assert session.num_apart == {"checkpoint": 2}
 
 
 def test_phases_add_up_to_no_more_than_the_step(tmp_path: Path) -> None:

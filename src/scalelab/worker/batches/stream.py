@@ -182,6 +182,30 @@ def list_parts(batch: Any) -> list[Any]:
     return list(batch) if isinstance(batch, list | tuple) else []
 
 
+def list_tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of collections, or in an object that holds some."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = list_parts(batch) or list(getattr(batch, "__dict__", {}).values())
+    return [
+        one for part in parts if isinstance(part, torch.Tensor | Mapping | list | tuple) for one in list_tensors(part)
+    ]
+
+
+def find_samples(batch: Any, expected: int | None) -> int | None:
+    """The leading dimension of the first tensor; `expected` where another dimension or a list is as long.
+
+    Batches may have the sequence first, or be lists of images that differ in size.
+    """
+    tensors = [one for one in list_tensors(batch) if one.ndim]
+    if not tensors:
+        return None
+    counted = int(tensors[0].shape[0])
+    lengths = {len(part) for part in [batch, *list_parts(batch)] if isinstance(part, list | tuple)}
+    lengths |= {int(size) for one in tensors for size in one.shape[:2]}
+    return expected if expected is not None and expected in lengths else counted
+
+
 def share_samples(batches: Any, context: BuildContext, accumulation: int, *, is_split: bool) -> Iterable[Any]:
     """A dataset, or a loader of all its samples, as a loader of this rank's samples, as DistributedSampler splits them.
 

@@ -11,7 +11,8 @@ import os
 
 from scalelab.launch.meter_result import METER_VARIABLE, MeterRequest, read_request
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.script.watch import StepFacts, TrainingWatch
+from scalelab.worker.script.boundary import StepFacts
+from scalelab.worker.script.watch import TrainingWatch
 
 LEARNING_STEPS = 3
 
@@ -43,8 +44,7 @@ class MeteredTraining:
             return
         self._num_learned += 1
         if self._num_learned >= LEARNING_STEPS and not facts.other_work:
-            self._watch.stop_learning()
-            self._watch.mark_own_evaluations()
+            self._watch.settle()
             self._meter = self._make_meter(sum(facts.list_batches()))
             self._meter.step()
 

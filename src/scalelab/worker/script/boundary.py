@@ -1,4 +1,4 @@
-"""Where a training step ends in a script that we did not write: at an optimizer.
+"""Where a training step ends in a script that we did not write: at an optimizer. And what is kept of a step.
 
 A script may have one optimizer, several that step together (Muon and AdamW), or several that take turns (the two of a
 GAN, where the critic may step more often). A step ends with the optimizer that steps least often; among equals, with
@@ -7,8 +7,18 @@ the one that steps last. An optimizer inside another one (ZeRO, wrappers) does n
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 TAKEN_OVER = 4
 """Calls of an optimizer, without any of the others, that make another training."""
@@ -77,3 +87,172 @@ class StepRule:
     @property
     def is_regular(self) -> bool:
         return self.last is None or is_regular(self._calls, self.last)
+
+
+@dataclass
+class StepFacts:
+    """What happened between two step ends."""
+
+    losses: list[Any] = field(default_factory=list)
+    """The tensors or numbers that backward was called on."""
+    num_passes: int = 0
+    has_closure: bool = False
+    """Whether the optimizer itself called for passes, as LBFGS does: their number is its own affair."""
+    other_work: set[str] = field(default_factory=set)
+    """`evaluation`, `checkpoint`, or `skipped`, where a GradScaler left the update out."""
+    delayed: set[str] = field(default_factory=set)
+    """Phases whose injected delay has come."""
+    loads: list[int] = field(default_factory=list)
+    """Samples of each batch that came out of a data loader; counted while learning."""
+    forwards: dict[int, list[int]] = field(default_factory=dict)
+    """Samples of each batch that went through a trained module, by the module's place; counted while learning."""
+    inputs: list[tuple[int, weakref.ref[torch.Tensor]]] = field(default_factory=list)
+    """The first tensor of each of these batches: the same again, as two passes of one step take, counts once."""
+    num_silent: int = 0
+    """Passes through a trained module without gradients."""
+
+    def clear(self) -> None:
+        """Begin the next step: one object serves all steps, so that each leaves as little behind as possible."""
+        self.num_passes, self.num_silent, self.has_closure = 0, 0, False
+        for one in (self.losses, self.other_work, self.delayed, self.loads, self.forwards, self.inputs):
+            if one:
+                one.clear()
+
+    def read_loss(self) -> float | None:
+        """The sum of what was differentiated: the loss of the step. None: nothing scalar was."""
+        return sum_losses(self.losses)
+
+    def list_batches(self) -> list[int]:
+        """Samples of each batch of the step: as loaded, otherwise as they went into the module that is called least.
+
+        A GAN calls its discriminator several times for one batch, but its generator once.
+        """
+        return self.loads or min(self.forwards.values(), key=len, default=[])
+
+
+def sum_losses(losses: Sequence[Any]) -> float | None:
+    """The loss of a step from what was differentiated in it; None: nothing scalar was."""
+    if len(losses) == 1 and type(losses[0]) is float:
+        return losses[0]
+    if not losses:
+        return None
+    return float(sum(one.item() if isinstance(one, torch.Tensor) else one for one in losses))
+
+
+GRADIENT_MODES = (torch.no_grad, torch.inference_mode, torch.set_grad_enabled)
+
+
+class SilentPasses:
+    """Passes through trained modules without gradients: an evaluation, if a step has more of them than it usually has.
+
+    Usual ones are those of a GAN's generator while its discriminator learns, or of a target. A hook slows a module
+    down, so it is there only while gradients are off.
+    """
+
+    def __init__(self, trained: Sequence[nn.Module], facts: StepFacts) -> None:
+        self._trained, self._facts = trained, facts
+        self._hooks: list[RemovableHandle] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Learn again what is usual."""
+        self.is_learning, self._num_learned, self._usual = True, 0, 0
+
+    def count(self, module: nn.Module) -> None:
+        """While learning: a pass of a module that may be a trained one."""
+        if not torch.is_grad_enabled() and any(unwrap(module) is unwrap(one) for one in self._trained):
+            self._facts.num_silent += 1
+
+    def learn(self) -> None:
+        """A step ends; in the first one some modules were not known yet."""
+        self._num_learned += 1
+        found = self._facts.num_silent
+        if self._num_learned > 1:
+            self._usual = found if self._num_learned == 2 else min(self._usual, found)
+            if found > self._usual:
+                self._facts.other_work.add("evaluation")
+
+    def wrap_mode(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An `__enter__` or `__exit__` of what switches gradients off."""
+
+        @functools.wraps(original)
+        def switch(*args: Any) -> Any:
+            result = original(*args)
+            if torch.is_grad_enabled():
+                self.stop_looking()
+            elif not self._hooks and not self.is_learning:
+                modules = [one for one in map(unwrap, self._trained) if one._compiled_call_impl is None]
+                self._hooks = [one.register_forward_pre_hook(self._see) for one in modules]
+            return result
+
+        return switch
+
+    def stop_looking(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _see(self, *_: object) -> None:
+        if not torch.is_grad_enabled():
+            self._facts.num_silent += 1
+            if self._facts.num_silent > self._usual:
+                self._facts.other_work.add("evaluation")
+
+
+class QuickStep(NamedTuple):
+    """A clean step as it was taken: on the host's monotonic clock."""
+
+    start: float
+    end: float
+    losses: list[Any]
+    num_passes: int
+
+
+class QuickSteps:
+    """Takes clean steps of the one optimizer that ends them in a single call, to be sorted out later.
+
+    The training evicts our code and data from the processor's caches, so a step costs by how much of both it touches.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Steps that may still be taken."""
+        self.taken: list[QuickStep] = []
+        self._optimizer: object = None
+        self._synchronize: Callable[[], None] | None = None
+        self.start = 0.0
+
+    def begin(self, optimizer: object, num_steps: int, synchronize: Callable[[], None] | None) -> None:
+        """Take so many steps, the first of which begins now."""
+        self._optimizer, self._synchronize, self.left = optimizer, synchronize, num_steps
+        self.start = perf_counter()
+
+    def take(self, optimizer: object, facts: StepFacts) -> bool:
+        """The step ends here; False: there is more to it, and somebody has to look."""
+        if optimizer is not self._optimizer or facts.other_work or facts.has_closure:
+            return False
+        if self._synchronize is not None:
+            self._synchronize()
+        end = perf_counter()
+        self.taken.append(QuickStep(self.start, end, facts.losses, facts.num_passes))
+        facts.losses, facts.num_passes, facts.num_silent = [], 0, 0
+        self.left -= 1
+        self.start = perf_counter()
+        return True
+
+    def stop(self) -> list[QuickStep]:
+        """What was taken; no more is."""
+        taken, self.taken = self.taken, []
+        self.left, self._optimizer = 0, None
+        return taken
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The model inside DDP, which scripts evaluate without it."""
+    while isinstance(module, DistributedDataParallel):
+        module = module.module
+    return module
+
+
+def is_training_pass(module: nn.Module) -> bool:
+    """Whether a call of the module is part of training; wrappers may say `training` only inside."""
+    return torch.is_grad_enabled() and any(one.training for one in module.modules())

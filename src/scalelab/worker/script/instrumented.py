@@ -25,7 +25,8 @@ from scalelab.records.trial import PHASES
 from scalelab.worker.device import list_activities
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
-from scalelab.worker.script.watch import TrainingWatch, is_training_pass, replaced
+from scalelab.worker.script.boundary import is_training_pass
+from scalelab.worker.script.watch import TrainingWatch, replaced
 
 OTHER = "other"
 

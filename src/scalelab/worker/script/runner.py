@@ -18,11 +18,12 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType, SimpleNamespace, TracebackType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -32,24 +33,28 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from scalelab.errors import UsageError
 from scalelab.launch.agreement import Assignment, copied_directory, samples_file, trace_file
 from scalelab.records.observations import Instrument, RankReport, ScriptReport
-from scalelab.records.samples import render_samples
 from scalelab.records.tasks import Script
-from scalelab.records.trial import StepSample, Trial
+from scalelab.records.trial import Trial
 from scalelab.units import format_count, format_seconds
 from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
 from scalelab.worker.script.prelude import make_variables, move_to_copy
-from scalelab.worker.script.session import MakeObserver, ScriptEnded, ScriptSession
+from scalelab.worker.script.session import MakeObserver, SampleFile, ScriptEnded, ScriptSession
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
 WHERE_STEPS_END = "say where a step ends: --step-at dataloader, or --step-at module:function"
+OWN_PROCESSES = (
+    "processes that it forks are not watched: scalelab starts the ranks, so let the script train in its own process, by"
+    " RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
+)
 NO_GPU_WORDS = (
     "Torch not compiled with CUDA enabled",
     "No CUDA GPUs are available",
     "Found no NVIDIA driver",
     "no GPUs found",
     "doesn't have NCCL built in",
+    "'torch._C' has no attribute '_cuda_",
 )
 STEP_NAME = "__scalelab_step__"
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
@@ -65,10 +70,11 @@ def run_script(script: Script, session: ScriptSession) -> None:
     try:
         with session:
             sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
-            execute_watched(script, session.watch)
+            with ending_forks():
+                execute_watched(script, session.watch)
     except ScriptEnded:
         return
-    except (ImportError, AssertionError, RuntimeError) as error:
+    except (ImportError, AssertionError, AttributeError, RuntimeError) as error:
         hint = find_hint(str(error), script)
         if hint:
             raise ScriptFinished(f"{hint} ({describe(error)})") from error
@@ -85,6 +91,26 @@ def run_script(script: Script, session: ScriptSession) -> None:
         raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
     if not session.is_measured:
         raise ScriptFinished(describe_early_end(session))
+
+
+@contextlib.contextmanager
+def ending_forks() -> Iterator[None]:
+    """A process that the script forked ends where the script does: only the rank itself returns from here."""
+    rank, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == rank:
+            raise
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exc()
+            code = 1
+    if os.getpid() != rank:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def execute_watched(script: Script, watch: TrainingWatch) -> None:
@@ -220,7 +246,10 @@ def describe_early_end(session: ScriptSession) -> str:
         return (
             f"the script ended on rank {who} after {count_steps(session)}: let it train longer, or lower --steps{more}"
         )
-    return f"the script ended without a step ({describe_seen(session)}): {WHERE_STEPS_END}"
+    seen = describe_seen(session)
+    if session.num_forks:
+        return f"the script ended without a step ({seen}): {OWN_PROCESSES}"
+    return f"the script ended without a step ({seen}): {WHERE_STEPS_END}"
 
 
 def describe_seen(session: ScriptSession) -> str:
@@ -231,6 +260,8 @@ def describe_seen(session: ScriptSession) -> str:
         "backward pass": watch.num_backward,
         "optimizer call": watch.num_calls,
     }
+    if session.num_forks:
+        counts["fork"] = session.num_forks
     return f"seen: {', '.join(format_count(number, what) for what, number in counts.items())}"
 
 
@@ -238,40 +269,6 @@ GIVE_UP_SHARE = 0.9
 """Of the time limit: a script without a step until then has none."""
 LEAVE_SECONDS = 10.0
 """How long a script's exit handlers and threads may take after its last step."""
-
-
-class SampleFile:
-    """A rank's samples: in a list, and after every block on disk."""
-
-    def __init__(self, path: Path, samples: list[Any]) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._samples = samples
-        self._num_written = 0
-        self.clear()
-
-    def append(self, sample: StepSample) -> None:
-        self._samples.append(sample)
-
-    def flush(self) -> None:
-        self._file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
-        self._file.flush()
-        self._num_written = len(self._samples)
-
-    def clear(self) -> None:
-        self._samples.clear()
-        self._num_written = 0
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(render_samples(()))
-
-    def __enter__(self) -> SampleFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.flush()
-        self._file.close()
 
 
 def measure_script(
@@ -293,6 +290,7 @@ def measure_script(
             delays=find_delays(trial, rank),
             observers={name: plan_observer(name, trial, directory, rank) for name in trial.instruments},
         )
+        os.register_at_fork(after_in_child=session.abandon, after_in_parent=session.count_fork)
         try:
             with (
                 taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),

@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol
 
 from torch import nn
 
 from scalelab.errors import UsageError
+from scalelab.records.samples import render_samples
 from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.device import find_driver_of
 from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
+from scalelab.worker.script.boundary import QuickStep, StepFacts, sum_losses
 from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
@@ -27,7 +30,7 @@ from scalelab.worker.script.instrumented import (
     without_all_reduce,
 )
 from scalelab.worker.script.observers import CannotObserve, Observer
-from scalelab.worker.script.watch import StepFacts, TrainingWatch
+from scalelab.worker.script.watch import TrainingWatch
 from scalelab.worker.strategies.apply import looks_for_unused
 
 LEARNING_STEPS = 3
@@ -44,6 +47,40 @@ class SampleSink(Protocol):
     def append(self, sample: StepSample) -> None: ...
     def flush(self) -> None: ...
     def clear(self) -> None: ...
+
+
+class SampleFile:
+    """A rank's samples: in a list, and after every block on disk."""
+
+    def __init__(self, path: Path, samples: list[Any]) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._samples = samples
+        self._num_written = 0
+        self.clear()
+
+    def append(self, sample: StepSample) -> None:
+        self._samples.append(sample)
+
+    def flush(self) -> None:
+        self._file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
+        self._file.flush()
+        self._num_written = len(self._samples)
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._num_written = 0
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(render_samples(()))
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+        self._file.close()
 
 
 class ScriptSession:
@@ -71,11 +108,14 @@ class ScriptSession:
         self.watch = TrainingWatch(
             self._end_step, self._restart, delays, step_at, told_batch=planned_batch if is_told else None
         )
+        self.watch.on_quick = self._record_quick
         self._batch_source = "the data loader gave"
         self._synchronize: Callable[[], None] = lambda: None
         self._stack = ExitStack()
         self.num_steps = 0
         """Steps seen so far, of every kind."""
+        self.num_forks = 0
+        """Processes that the script forked, data loader workers among them."""
         self.num_apart = Counter[str]()
         """Steps with an evaluation or a checkpoint, or skipped."""
         self.num_passes: int | None = None
@@ -121,7 +161,15 @@ class ScriptSession:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.watch.leave_quick()
         self._stack.close()
+        self.watch.__exit__()
+
+    def count_fork(self) -> None:
+        self.num_forks += 1
+
+    def abandon(self) -> None:
+        """In a process that the script forked: what it does is not the rank's, and writes nothing of it."""
         self.watch.__exit__()
 
     def _restart(self) -> None:
@@ -166,6 +214,22 @@ class ScriptSession:
         if self._profile is not None:
             self._profile.begin()
         self._start = perf_counter()
+        self._begin_quick()
+
+    def _begin_quick(self) -> None:
+        """Nothing has to be decided before the last step of a clean block."""
+        block = None if self.is_measured else self._blocks[self._position]
+        if block is not None and block.kind is StepKind.CLEAN and self._is_learned and not self._drops_next:
+            self.watch.begin_quick(block.num_steps - self._in_block - 1)
+
+    def _record_quick(self, taken: Sequence[QuickStep], start: float) -> None:
+        for one in taken:
+            self.num_uneven += one.num_passes != self.num_passes
+            seconds, loss = one.end - one.start, sum_losses(one.losses)
+            self._sink.append(StepSample(self._rank, self.num_steps, StepKind.CLEAN, one.start, seconds, loss=loss))
+            self.num_steps += 1
+        self._in_block += len(taken)
+        self._start = start
 
     def _record(self, facts: StepFacts, start: float, end: float) -> None:
         kind = self._blocks[self._position].kind
@@ -227,9 +291,7 @@ class ScriptSession:
 
     def _learn(self, facts: StepFacts) -> None:
         """What a step consists of; a step with an evaluation would count its batches too."""
-        self.watch.stop_learning()
-        self.watch.mark_own_evaluations()
-        self.watch.delay_forward()
+        self.watch.settle()
         self._is_learned = True
         self.num_passes = facts.num_passes
         batches = facts.list_batches()

@@ -11,10 +11,10 @@ samples a pass takes, and when the first step began.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -25,52 +25,20 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from scalelab.worker.batches.stream import list_parts
-from scalelab.worker.script.boundary import StepRule
+from scalelab.worker.batches.stream import find_samples, list_tensors
+from scalelab.worker.script.boundary import (
+    GRADIENT_MODES,
+    QuickStep,
+    QuickSteps,
+    SilentPasses,
+    StepFacts,
+    StepRule,
+    is_training_pass,
+)
 from scalelab.worker.step import wait
 
-
-@dataclass
-class StepFacts:
-    """What happened between two step ends."""
-
-    losses: list[Any] = field(default_factory=list)
-    """The tensors or numbers that backward was called on."""
-    num_passes: int = 0
-    has_closure: bool = False
-    """Whether the optimizer itself called for passes, as LBFGS does: their number is its own affair."""
-    other_work: set[str] = field(default_factory=set)
-    """`evaluation`, `checkpoint`, or `skipped`, where a GradScaler left the update out."""
-    delayed: set[str] = field(default_factory=set)
-    """Phases whose injected delay has come."""
-    loads: list[int] = field(default_factory=list)
-    """Samples of each batch that came out of a data loader; counted while learning."""
-    forwards: dict[int, list[int]] = field(default_factory=dict)
-    """Samples of each batch that went through a trained module, by the module's place; counted while learning."""
-    inputs: list[tuple[int, weakref.ref[torch.Tensor]]] = field(default_factory=list)
-    """The first tensor of each of these batches: the same again, as two passes of one step take, counts once."""
-
-    def clear(self) -> None:
-        """Begin the next step: one object serves all steps, so that each leaves as little behind as possible."""
-        self.num_passes, self.has_closure = 0, False
-        for one in (self.losses, self.other_work, self.delayed, self.loads, self.forwards, self.inputs):
-            if one:
-                one.clear()
-
-    def read_loss(self) -> float | None:
-        """The sum of what was differentiated: the loss of the step. None: nothing scalar was."""
-        if len(self.losses) == 1 and type(self.losses[0]) is float:
-            return self.losses[0]
-        if not self.losses:
-            return None
-        return float(sum(one.item() if isinstance(one, torch.Tensor) else one for one in self.losses))
-
-    def list_batches(self) -> list[int]:
-        """Samples of each batch of the step: as loaded, otherwise as they went into the module that is called least.
-
-        A GAN calls its discriminator several times for one batch, but its generator once.
-        """
-        return self.loads or min(self.forwards.values(), key=len, default=[])
+SAVERS = {"torch.distributed.checkpoint.state_dict_saver": "_save_state_dict", "safetensors.torch": "serialize_file"}
+"""Functions besides `torch.save` that write checkpoints, by module; wrapped where the script has loaded it."""
 
 
 class TrainingWatch:
@@ -98,9 +66,12 @@ class TrainingWatch:
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.on_phase: Callable[[str], None] | None = None
         """Called where a phase begins, in steps whose phases are timed."""
-        self.num_backward = 0
+        self.on_quick: Callable[[list[QuickStep], float], None] | None = None
+        """Called with the steps that were taken quickly, and where the next began, before anything else is said."""
+        self.quick = QuickSteps()
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
+        self._silent = SilentPasses(self.trained, self._facts)
         self._outermost: Optimizer | None = None
         self.num_calls = 0
         self._is_in_backward = False
@@ -128,28 +99,43 @@ class TrainingWatch:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._silent.stop_looking()
 
     def learn(self) -> None:
         """Put a hook on every module and every data loader."""
         self.stop_learning()
         self._depth = 0
+        self._silent.forget()
         self._learning.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
         self._learning.callback(register_module_forward_pre_hook(self._before_module).remove)
         self._learning.callback(register_module_forward_hook(self._after_module, always_call=True).remove)
 
     def stop_learning(self) -> None:
         """Take these hooks off again."""
+        self._silent.is_learning = False
         self._learning.close()
 
-    def mark_own_evaluations(self) -> None:
-        """Models may have an `eval` of their own that does not call torch's; called once the models are known."""
+    def settle(self) -> None:
+        """The models are known: from here on only what a clean step needs is watched."""
+        self.stop_learning()
+        self._mark_own_evaluations()
+        for name, saver in SAVERS.items():
+            if hasattr(sys.modules.get(name), saver):
+                self._stack.enter_context(replaced(sys.modules[name], saver, self._wrap_marking("checkpoint")))
+        for mode in GRADIENT_MODES:
+            self._stack.enter_context(replaced(mode, "__enter__", self._silent.wrap_mode))
+            self._stack.enter_context(replaced(mode, "__exit__", self._silent.wrap_mode))
+        self._delay_forward()
+
+    def _mark_own_evaluations(self) -> None:
+        """Models may have an `eval` of their own that does not call torch's."""
         every = {kind for module in self.trained for part in module.modules() for kind in type(part).__mro__}
         for kind in every - {nn.Module}:
             if "eval" in vars(kind):
                 self._stack.enter_context(replaced(kind, "eval", self._wrap_marking("evaluation")))
 
-    def delay_forward(self) -> None:
-        """Where forward is to be delayed, wait before the trained modules; called once they are known."""
+    def _delay_forward(self) -> None:
+        """Where forward is to be delayed, wait before the trained modules."""
         for module in self.trained if "forward" in self.delays else ():
             hook = module.register_forward_pre_hook(lambda *_: self._hold_up("forward"), prepend=True)
             self._stack.callback(hook.remove)
@@ -172,10 +158,26 @@ class TrainingWatch:
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         if optimizer is self._outermost:
             self._outermost = None
-            self._end_call(optimizer)
+            self.num_calls += 1
+            if not self.quick.left or not self.quick.take(optimizer, self._facts):
+                self._end_call(optimizer)
+
+    def begin_quick(self, num_steps: int) -> None:
+        """Take so many steps without a look at them, if one optimizer ends every step."""
+        optimizer = next(iter(self.optimizers), None)
+        if self.uses_rule and self.rule.num_optimizers == 1 and optimizer is not None and not self.delays:
+            self.quick.begin(optimizer, num_steps, self.synchronize if torch.cuda.is_initialized() else None)
+
+    def leave_quick(self) -> None:
+        """Say what was taken quickly."""
+        taken = self.quick.stop()
+        for _ in taken:
+            self.rule.see(self.rule.last)
+        if taken and self.on_quick is not None:
+            self.on_quick(taken, self.quick.start)
 
     def _end_call(self, optimizer: Optimizer) -> None:
-        self.num_calls += 1
+        self.leave_quick()
         if self.on_phase is not None:
             self.on_phase("other")
         number = self.optimizers.get(optimizer)
@@ -191,10 +193,17 @@ class TrainingWatch:
 
     def end_step(self) -> None:
         """A step ends here."""
+        if self._silent.is_learning:
+            self._silent.learn()
         try:
             self._on_step(self._facts)
         finally:
             self._facts.clear()
+
+    @property
+    def num_backward(self) -> int:
+        """Backward passes since the last step."""
+        return self._facts.num_passes
 
     @property
     def uses_rule(self) -> bool:
@@ -233,11 +242,12 @@ class TrainingWatch:
                 return original(tensors, *args, **kwargs)
             facts = self._facts
             facts.num_passes += 1
-            facts.has_closure |= self._outermost is not None
-            self.num_backward += 1
-            loss = self._find_loss(tensors)
-            if loss is not None:
-                facts.losses.append(loss)
+            if type(tensors) is torch.Tensor and tensors.is_cpu and self._unscaled is None and tensors.numel() == 1:
+                facts.losses.append(tensors.item())
+            else:
+                facts.losses += self._find_loss(tensors)
+            if self._outermost is not None:
+                facts.has_closure = True
             if self.on_phase is not None:
                 self.on_phase("backward")
             if self.delays:
@@ -252,19 +262,17 @@ class TrainingWatch:
 
         return backward
 
-    def _find_loss(self, tensors: Any) -> Any:
+    def _find_loss(self, tensors: Any) -> list[Any]:
         """The scalar that is differentiated, before loss scaling; a number at once where that waits for nothing."""
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
-            return None
+            return []
         found: Any = tensors
         if self._unscaled is not None and self._unscaled[0]() is tensors:
             found = self._unscaled[1]
         self._unscaled = None
-        if type(found) is torch.Tensor and found.is_cpu:
-            return found.item()
         found = found.detach()
         found = found.to_local() if hasattr(found, "to_local") else found
-        return found.item() if found.device.type == "cpu" else found.clone()
+        return [found.item() if found.device.type == "cpu" else found.clone()]
 
     def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -282,6 +290,7 @@ class TrainingWatch:
             num_before = self.num_calls
             result = original(scaler, optimizer, *args, **kwargs)
             if self.num_calls == num_before and isinstance(optimizer, Optimizer):
+                self.num_calls += 1
                 self._facts.other_work.add("skipped")
                 self._end_call(optimizer)
             return result
@@ -331,9 +340,12 @@ class TrainingWatch:
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or self._is_in_backward or not is_training_pass(module):
+        if self._depth > 1 or self._is_in_backward:
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        if not is_training_pass(module):
+            self._silent.count(module)
             return
         if self.first_forward is None:
             self.first_forward = perf_counter()
@@ -356,35 +368,6 @@ class TrainingWatch:
 
     def _after_module(self, *_: object) -> None:
         self._depth -= 1
-
-
-def list_tensors(batch: Any) -> list[torch.Tensor]:
-    """The tensors in a nest of collections, or in an object that holds some."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = list_parts(batch) or list(getattr(batch, "__dict__", {}).values())
-    return [
-        one for part in parts if isinstance(part, torch.Tensor | Mapping | list | tuple) for one in list_tensors(part)
-    ]
-
-
-def find_samples(batch: Any, expected: int | None) -> int | None:
-    """The leading dimension of the first tensor; `expected` where another dimension or a list is as long.
-
-    Batches may have the sequence first, or be lists of images that differ in size.
-    """
-    tensors = [one for one in list_tensors(batch) if one.ndim]
-    if not tensors:
-        return None
-    counted = int(tensors[0].shape[0])
-    lengths = {len(part) for part in [batch, *list_parts(batch)] if isinstance(part, list | tuple)}
-    lengths |= {int(size) for one in tensors for size in one.shape[:2]}
-    return expected if expected is not None and expected in lengths else counted
-
-
-def is_training_pass(module: nn.Module) -> bool:
-    """Whether a call of the module is part of training; wrappers may say `training` only inside."""
-    return torch.is_grad_enabled() and any(one.training for one in module.modules())
 
 
 @contextmanager
