@@ -11,7 +11,7 @@ the style of well-known scripts. Each prints its loss and the time after every s
     answer    strong scaling on one and two ranks, with the phases of a step, and exposed communication where DDP
               averages all gradients
 
-    python benchmarks/scripts.py [NAME …] [--pairs 120]
+    python benchmarks/scripts.py [NAME …] [--seconds 40]
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ LEAD_IN, STEPS = 6, 24
 MOST = 0.02
 OBSERVERS: dict[str, type[Observer]] = {"gradients": GradientObserver, "counters": CounterObserver}
 LEAST_PROGRAMS = 10
+MOST_PAIRS = 2000
 BARE_SECONDS = 300.0
 
 
@@ -60,10 +61,21 @@ class Program:
     global_batch: int = 32
     is_ddp: bool = True
     spawns: bool = False
+    is_module: bool = False
 
     @property
-    def path(self) -> Path:
-        return FOLDER / f"{self.name}.py"
+    def target(self) -> list[str]:
+        """What follows `python`, without the arguments."""
+        return ["-m", self.name] if self.is_module else [str(FOLDER / f"{self.name}.py")]
+
+    @property
+    def shown(self) -> str:
+        return f"-m {self.name}" if self.is_module else f"{self.name}.py"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Where its own package is found."""
+        return {"PYTHONPATH": str(FOLDER)} if self.is_module else {}
 
     def find_version(self) -> str | None:
         try:
@@ -87,6 +99,9 @@ PROGRAMS = (
     Program(name="lightning_trainer", arguments=BATCH, package="lightning"),
     Program(name="lightning_fabric", arguments=BATCH, package="lightning"),
     Program(name="deepspeed_zero", arguments="--micro-batch {batch_per_rank}", package="deepspeed", is_ddp=False),
+    Program(name="titan", arguments="--training.local_batch_size {batch_per_rank}", is_ddp=False),
+    Program(name="diffusion", arguments="--train_batch_size {batch_per_rank}", package="accelerate"),
+    Program(name="translator.train", arguments="data.batch_size={batch_per_rank}", is_module=True),
 )
 
 Lines = list[tuple[str, float]]
@@ -124,12 +139,12 @@ def run_bare(program: Program, num_ranks: int, num_lines: int, cwd: Path) -> Lin
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
         variables = {name: str(value) for name, value in place.items()}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "bare"}
-        command = [sys.executable, "-u", str(program.path), *words]
+        command = [sys.executable, "-u", *program.target, *words]
         if not program.spawns:
             command = ["taskset", "-c", str(cores[rank % len(cores)]), *command]
         return subprocess.Popen(
             command,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | ({} if program.spawns else variables),
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | program.variables | ({} if program.spawns else variables),
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -160,9 +175,10 @@ def run_watched(program: Program, cwd: Path) -> tuple[dict[str, Any], dict[int, 
         *(sys.executable, "-m", "scalelab", "run", "strong-scaling", "--rounds", "1", "--no-control"),
         *("--ranks", "1", "2", "--global-batch-size", str(program.global_batch)),
         *("--steps", str(STEPS), "--phase-steps", "3", "--comm-free-steps", "3", "--profile-steps", "0"),
-        *("--timeout", "300", "--json", "answer.json", "--", str(program.path), *program.arguments.split()),
+        *("--timeout", "300", "--json", "answer.json", "--", *program.target, *program.arguments.split()),
     ]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    variables = os.environ | {"PYTHONUNBUFFERED": "1"} | program.variables
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=variables)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     store = open_run("last", cwd / "runs")
@@ -223,12 +239,12 @@ def find_answer(document: dict[str, Any]) -> dict[str, Any]:
     return {key: cell["value"] for key, cell in zip(keys, table["rows"][-1], strict=True)}
 
 
-def check(program: Program, num_pairs: int) -> Outcome:
+def check(program: Program, seconds: float) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         cwd = Path(name)
         alone = run_bare(program, 2, LEAD_IN + STEPS + 8, cwd)
         document, results, lines = run_watched(program, cwd)
-    times = alternate(num_pairs, program.path, *fill_in(program, 1))
+    times = alternate(MOST_PAIRS, seconds, *program.target, *fill_in(program, 1), variables=program.variables)
     ratio = estimate_ratio(times["watched"], times["alone"])
     faults = find_faults(results[2], lines[2], alone)
     clock = statistics.median(compare_clocks(results[n], lines[n]) for n in (1, 2))
@@ -256,7 +272,7 @@ def check(program: Program, num_pairs: int) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="programs, all by default")
-    parser.add_argument("--pairs", type=int, default=120)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of steps in turns, for each program")
     args = parser.parse_args()
     table = Table("program", "version", "steps", "clock", "watched", "speedup on 2", "holds", box=None)
     holding = checked = 0
@@ -268,7 +284,7 @@ def main() -> int:
             table.add_row(program.name, f"{program.package} is not installed", *["–"] * 4, "skipped")
             continue
         try:
-            one = check(program, args.pairs)
+            one = check(program, args.seconds)
         except (RuntimeError, IndexError, ZeroDivisionError, subprocess.CalledProcessError) as error:
             table.add_row(program.name, version, *["–"] * 4, f"no: {error}")
             checked += 1
@@ -286,7 +302,7 @@ def main() -> int:
         )
     Console(width=150).print(table)
     for program in PROGRAMS:
-        print(f"  {program.name}: scalelab run strong-scaling … -- {program.path.name} {program.arguments}")
+        print(f"  scalelab run strong-scaling … -- {program.shown} {program.arguments}")
     least = len(args.names) or LEAST_PROGRAMS
     print(f"\nscripts: {holding} of {checked} programs (bar: all, and at least {least})")
     return 0 if holding == checked and holding >= least else 1

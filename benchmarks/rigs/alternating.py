@@ -2,14 +2,17 @@
 
 Both kinds of steps are steps of the same model in the same process, blocks of a few in turns, so whatever else the
 machine does falls on both alike. The time of a step is the processor's, of this process. Where a step ends is found by
-one optimizer hook that is on all the time. The first steps of a block are not used: wrappers have just come or gone.
+one optimizer hook that is on all the time. The first step of a block is not used: wrappers have just come or gone. Only
+what a clean step runs through comes and goes: to change a class, as for `eval`, would slow down the steps after it.
 
-    python alternating.py OUT.json NUM_PAIRS PROGRAM …        writes a median per block: {"watched": […], "alone": […]}
+    python alternating.py OUT.json NUM_PAIRS SECONDS PROGRAM …      or -m MODULE …; ends after so many pairs or seconds,
+                                                   and writes a median per block: {"watched": […], "alone": […]}
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import runpy
@@ -21,16 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+)
 
 from scalelab.records.trial import Block, StepKind
-from scalelab.worker.script.boundary import StepRule
+from scalelab.worker.script.boundary import GRADIENT_MODES, StepRule
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptSession
 
-LEARNED = 12
-DROPPED, USED = 6, 14
+LEARNED = 30
+DROPPED, USED = 1, 4
 """Steps of a block."""
+ENDS = ("enter", "exit")
 
 
 class Enough(BaseException):
@@ -44,7 +52,7 @@ class Kept(list[Any]):
 class Alternation:
     """Counts steps by a hook of its own, and switches the watching on and off between blocks."""
 
-    def __init__(self, session: ScriptSession, num_pairs: int) -> None:
+    def __init__(self, session: ScriptSession, num_pairs: int, seconds: float) -> None:
         shuffler = random.Random(0)
         pairs = [shuffler.sample(("watched", "alone"), 2) for _ in range(num_pairs)]
         self._plan = [name for pair in pairs for name in pair]
@@ -52,8 +60,9 @@ class Alternation:
         self.medians: dict[str, list[float]] = {"watched": [], "alone": []}
         self._num_steps = -LEARNED
         self._times: list[float] = []
-        self._is_on = True
+        self._switches: Switches | None = None
         self._next: int | None = None
+        self._seconds, self._until = seconds, math.inf
         session.watch.__enter__()
         self._last = time.process_time()
 
@@ -74,7 +83,7 @@ class Alternation:
         if self._times:
             self.medians[self._plan[number - 1]].append(statistics.median(self._times[DROPPED:]))
         self._times = []
-        if number == len(self._plan):
+        if number == len(self._plan) or (number % 2 == 0 and time.perf_counter() > self._until):
             raise Enough
         self._next = number
 
@@ -90,25 +99,49 @@ class Alternation:
         return backward
 
     def _switch(self, number: int) -> None:
-        is_on = self._plan[number] == "watched"
-        if is_on and not self._is_on:
-            self._session.watch.__enter__()
-            self._session.watch.stop_learning()
-        elif self._is_on and not is_on:
-            self._session.watch.__exit__()
-        self._is_on = is_on
+        if self._switches is None:
+            self._switches = Switches(self._session)
+            self._until = time.perf_counter() + self._seconds
+        self._switches.turn(is_on=self._plan[number] == "watched")
 
 
-def main(out: str, num_pairs: str, program: str, *arguments: str) -> None:
+class Switches:
+    """What a clean step runs through, to be put away and back: two optimizer hooks, `backward`, modes of gradients."""
+
+    def __init__(self, session: ScriptSession) -> None:
+        places: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        self._hooks = [
+            (place, key, hook)
+            for place in places
+            for key, hook in place.items()
+            if getattr(hook, "__self__", None) is session.watch
+        ]
+        functions = [(torch.autograd, "backward"), *((mode, f"__{end}__") for mode in GRADIENT_MODES for end in ENDS)]
+        self._wrapped = [(owner, name, getattr(owner, name)) for owner, name in functions]
+        assert len(self._hooks) == 2
+        assert all(hasattr(one, "__wrapped__") for *_, one in self._wrapped), "the watch has not settled"
+
+    def turn(self, *, is_on: bool) -> None:
+        for place, key, hook in self._hooks:
+            if is_on:
+                place[key] = hook
+            else:
+                place.pop(key, None)
+        for owner, name, wrapped in self._wrapped:
+            setattr(owner, name, wrapped if is_on else wrapped.__wrapped__)
+
+
+def main(out: str, num_pairs: str, seconds: str, *words: str) -> None:
     session = ScriptSession((Block(StepKind.CLEAN, 10**9),), 0, Path("trace.json"), Kept(), 0, is_told=True)
-    turns = Alternation(session, int(num_pairs))
+    turns = Alternation(session, int(num_pairs), float(seconds))
     register_optimizer_step_post_hook(turns.see)
     torch.Tensor.backward = turns.wrap_backward(torch.Tensor.backward)  # type: ignore[method-assign]
-    sys.argv = [program, *arguments]
-    sys.path.insert(0, str(Path(program).resolve().parent))
+    is_module = words[0] == "-m"
+    program, *sys.argv[1:] = words[1:] if is_module else words
+    sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
     try:
         with taking_part_in_spawn(0, 1):
-            runpy.run_path(program, run_name="__main__")
+            (runpy.run_module if is_module else runpy.run_path)(program, run_name="__main__")
     except Enough:
         pass
     Path(out).write_text(json.dumps(turns.medians))
