@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.errors import RunBusy
 from scalelab.launch.fake import FakeLauncher
-from scalelab.records.running import Neighbour, Occupation, find_registry, read_neighbours
+from scalelab.records.running import RUNNING, Neighbour, Occupation, find_registry, identify_process, read_neighbours
 from scalelab.runs.experiment import TrialEnded, TrialStarted, execute_run, start_run
 from tests.studies.answers import find_caution, make_strong
 
@@ -57,6 +59,29 @@ def test_a_run_is_seen_until_its_process_is_killed(
     assert len(list(registry.iterdir())) == 1
     assert own.find_neighbours() == []
     assert list(registry.iterdir()) == []
+
+
+def test_a_clock_that_steps_lets_nobody_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = start_run(make_strong(), tmp_path / "runs", ["scalelab"])
+    with store.claim():
+        holder = json.loads((store.path / RUNNING).read_text())
+        monkeypatch.setattr("psutil.Process.create_time", lambda _: holder["started"] - 3600.0)
+        with pytest.raises(RunBusy, match=f"process {os.getpid()} on "), store.claim():
+            raise AssertionError("two processes hold the run")
+        assert store.is_running()
+
+
+def test_a_marker_of_another_boot_or_of_a_reused_number_holds_nothing(tmp_path: Path) -> None:
+    store = start_run(make_strong(), tmp_path / "runs", ["scalelab"])
+    with store.claim():
+        holder = json.loads((store.path / RUNNING).read_text())
+    boot, ticks = holder["birth"].split()
+    assert identify_process(os.getpid()) == f"{boot} {ticks}"
+    for birth in (f"other {ticks}", f"{boot} {int(ticks) - 1}"):
+        (store.path / RUNNING).write_text(json.dumps(holder | {"birth": birth}))
+        assert not store.is_running()
+    (store.path / RUNNING).write_text(json.dumps({name: holder[name] for name in ("pid", "host", "started")}))
+    assert store.is_running()  # as 0.1 wrote it
 
 
 def test_a_run_on_other_cores_is_no_neighbour(

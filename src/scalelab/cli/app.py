@@ -12,13 +12,16 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
 from scalelab import __version__
 from scalelab.checks import guard_stream
-from scalelab.errors import ScalelabError, UnknownName, UsageError
+from scalelab.errors import ScalelabError, Terminated, UnknownName, UsageError
 
 VERBS = {
     "init": ("scalelab.cli.init", "Write a build file for your model, and the defaults of a project."),
@@ -53,6 +56,8 @@ VERBS = {
 SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune", "show", "report")
 """Verbs of a module with several: its first argument says which."""
 
+CLEANING_SECONDS = 15.0
+
 EPILOGUE = """\
 First steps:
   scalelab run strong-scaling --workload mlp --dim 1024 --depth 2 --global-batch-size 64 --ranks 1 2
@@ -65,7 +70,11 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the `scalelab` command."""
     arguments = list(sys.argv[1:] if args is None else args)
     is_closed = fill_standard_streams()
-    with redirect_stdout(guard_stream(sys.stdout)), redirect_stderr(guard_stream(sys.stderr)):
+    with (
+        catch_signals(stays=args is None),
+        redirect_stdout(guard_stream(sys.stdout)),
+        redirect_stderr(guard_stream(sys.stderr)),
+    ):
         code = run_caught(arguments)
         if is_closed and not code and sys.stdout.buffer.tell():
             report_error("cannot write the output: standard output is closed")
@@ -88,6 +97,31 @@ def fill_standard_streams() -> bool:
     return is_closed
 
 
+@contextmanager
+def catch_signals(*, stays: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM interrupt once: those that follow while the command cleans up are part of the first.
+
+    Cleaning up takes at most ten seconds. `stays`: this process ends afterwards, and nothing may interrupt that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[float] = []
+
+    def interrupt(number: int, _: object) -> None:
+        now = time.monotonic()
+        if not came or now - came[-1] > CLEANING_SECONDS:
+            came.append(now)
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if stays else handler)
+
+
 def run_caught(arguments: list[str]) -> int:
     """Run a verb; every error it ends with becomes one line and an exit code."""
     try:
@@ -96,9 +130,9 @@ def run_caught(arguments: list[str]) -> int:
     except ScalelabError as error:
         report_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print("interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        return 143 if isinstance(interruption, Terminated) else 130
     except BrokenPipeError:
         leave_quietly()
         return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -51,7 +50,6 @@ from scalelab.units import (
 
 def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output: Output) -> int:
     """Run the trials that have no result, print and export the answer; gives the exit code."""
-    previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         with make_reporter(store, study) as progress:
             document = execute_run(store, study, launcher, progress)
@@ -59,8 +57,6 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
         message = f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
         return 143 if isinstance(interruption, Terminated) else 130
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return report_run(store, study, document, output)
 
 
@@ -71,11 +67,6 @@ def make_reporter(store: RunStore, study: Study) -> ProgressReporter | LineRepor
     return (
         LineReporter(store.trial_directory(first.name)) if is_training else ProgressReporter(is_search=study.is_search)
     )
-
-
-def raise_terminated(*_: object) -> None:
-    """The SIGTERM handler during a run."""
-    raise Terminated
 
 
 def refer_to(store: RunStore) -> str:

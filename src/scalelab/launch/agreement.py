@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import DamagedRun
+from scalelab.errors import DamagedRun, StorageFull
 from scalelab.records.files import read_json, write_atomically
 from scalelab.records.observations import RankSource
 from scalelab.records.settings import TrainingRun
@@ -36,6 +36,16 @@ EXIT_FAILED = 1
 """The rank failed; the reason is in its outcome file."""
 EXIT_STORAGE = 74
 """The rank could not write its files (EX_IOERR of sysexits.h)."""
+
+
+def report_storage(directory: Path) -> StorageFull:
+    """The error where a rank ended with `EXIT_STORAGE`."""
+    return StorageFull(
+        f"a rank could not write to {directory} (see its logs): free some space, raise ulimit -f or make it writable,"
+        " then run 'scalelab resume'"
+    )
+
+
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 

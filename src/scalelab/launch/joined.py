@@ -20,8 +20,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalelab.errors import DamagedRun, RankUnknown, StorageFull
-from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, name_rank_process, outcome_file
+from scalelab.errors import DamagedRun, RankUnknown
+from scalelab.launch.agreement import (
+    DUMP_SIGNAL,
+    EXIT_STORAGE,
+    kill_group,
+    name_rank_process,
+    outcome_file,
+    report_storage,
+)
 from scalelab.launch.launcher import check_torch
 from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.launch.ranks.discovery import Membership, find_membership
@@ -70,7 +77,7 @@ class JoinedLauncher:
         # torchrun ends the whole job as soon as one rank has failed; what is known of it is written first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if mine.code == EXIT_STORAGE:
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
+            raise report_storage(directory)
         return conclude_trial(
             trial,
             directory,

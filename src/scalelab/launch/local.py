@@ -22,13 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import LaunchFailed, StorageFull
-from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch
+from scalelab.errors import LaunchFailed
+from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch, report_storage
 from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
 from scalelab.records.environment import usable_cores
+from scalelab.records.files import storage_errors
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial, TrialResult
 
@@ -68,7 +69,12 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def launch_ranks(self, request: dict[str, Any]) -> list[int]:
+    def kill(self) -> None:
+        """End a server that does not respond; the kernel kills its ranks with it."""
+        self._process.kill()
+        self._process.wait()
+
+    def launch_ranks(self, request: dict[str, Any], seconds: float = START_SECONDS) -> list[int]:
         """Fork the ranks of one trial and give their process ids."""
         assert self._process.stdin is not None
         try:
@@ -76,9 +82,11 @@ class ServerProcess:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise LaunchFailed(f"the fork server died: {self._read_log()}") from error
-        answer = self._next_line(START_SECONDS)
+        answer = self._next_line(seconds)
         if answer is None:
-            raise LaunchFailed(f"the fork server does not respond: {self._read_log()}")
+            self.kill()
+            words = self._read_log() or "it may be stopped; scalelab resume starts a new one"
+            raise LaunchFailed(f"the fork server does not respond: {words}")
         if "refused" in answer:
             raise LaunchFailed(f"{answer['refused']}: use another --port, or 0 for any free one")
         return list(answer["launched"]["pids"])
@@ -125,6 +133,8 @@ class ServerProcess:
 
 GRACE_SECONDS = 1.0
 """How long other ranks may continue after one failed, so they can write what they saw."""
+ANSWER_SECONDS = 5.0
+"""How long the forkserver may take to say that ranks have ended that were killed."""
 DUMP_SECONDS = 3.0
 """How long a rank may take to write its stacks after the time limit."""
 
@@ -164,10 +174,11 @@ class LocalLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         """Run the trial in fresh processes; whatever interrupts this call, no rank outlives it."""
         server = self._ready_server()
-        clear_previous(trial, directory)
+        with storage_errors(directory):
+            clear_previous(trial, directory)
         conditions = read_conditions()
         request = _make_request(trial, directory)
-        pids = server.launch_ranks(request)
+        pids = server.launch_ranks(request, min(START_SECONDS, max(trial.timeout_seconds, ANSWER_SECONDS)))
         ends: dict[int, RankEnd] = {}
         try:
             with watch_devices(trial, directory, pids, request["cores"]) as loads:
@@ -177,7 +188,7 @@ class LocalLauncher:
             raise
         measured = conditions.compare()
         if any(end.code == EXIT_STORAGE for end in ends.values()):
-            raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
+            raise report_storage(directory)
         return conclude_trial(
             trial,
             directory,
@@ -207,8 +218,13 @@ class LocalLauncher:
         while len(ends) < len(pids):
             event = server.next_event(deadline - time.perf_counter())
             if event is None and not server.is_alive():
-                ends.update({pid: RankEnd(code=None, was_killed=False) for pid in pids if pid not in ends})
+                alive = [pid for pid in pids if pid not in ends]
+                ends.update(
+                    {pid: RankEnd(code=None, was_killed=pid in killed, is_timed_out=is_timed_out) for pid in alive}
+                )
                 self.close()
+            elif event is None and killed:
+                server.kill()
             elif event is None:
                 alive = [pid for pid in pids if pid not in ends]
                 if not is_ending:
@@ -216,7 +232,7 @@ class LocalLauncher:
                     dump_stacks(alive, [log_file(directory, pids.index(pid)) for pid in alive])
                 end_ranks(alive)
                 killed.update(alive)
-                is_ending, deadline = True, time.perf_counter() + 60
+                is_ending, deadline = True, time.perf_counter() + ANSWER_SECONDS
             else:
                 pid, code = event["pid"], event["code"]
                 ends[pid] = RankEnd(code=code, was_killed=pid in killed, is_timed_out=is_timed_out)

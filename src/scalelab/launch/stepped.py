@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import LaunchFailed, StorageFull
+from scalelab.errors import LaunchFailed
 from scalelab.launch.agreement import (
     EXIT_STORAGE,
     end_file,
@@ -34,6 +34,7 @@ from scalelab.launch.agreement import (
     loads_file,
     place_file,
     read_words,
+    report_storage,
     step_log,
 )
 from scalelab.launch.launcher import Launched, check_torch, read_conditions
@@ -200,7 +201,7 @@ def run_step(trial: Trial, directory: Path, launch: str, commands: Sequence[Step
         waited = f"no rank had started after {trial.timeout_seconds:g} s: " if watch.had_to_end else ""
         return not_run(trial, waited + said, cause=Cause.LAUNCHER)
     if any(end.code == EXIT_STORAGE for end in ends):
-        raise StorageFull(f"a rank could not write to {directory}: free some space, then run 'scalelab resume'")
+        raise report_storage(directory)
     measured["has_oom_kill"] = watch.has_oom_kill()
     return conclude_trial(trial, directory, ends, loads=watch.read_loads(), **measured)
 

@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,28 @@ UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDI
 """What the operating system says of a place that no retry will make writable."""
 
 
+BROKEN = {errno.EIO, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENXIO}
+"""What a failing disk, a lost file server and `ulimit -f` give."""
+NUM_TRIES = 4
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside the file, force it to the disk, then take its place: readers see all of it or none."""
+    """Write beside the file, force it to the disk, then take its place: readers see all of it or none.
+
+    A stale handle of a shared file system is opened anew, a few times.
+    """
+    for number in range(1, NUM_TRIES + 1):
+        try:
+            _write_once(path, content)
+        except OSError as error:
+            if error.errno != errno.ESTALE or number == NUM_TRIES:
+                raise
+            time.sleep(0.05 * 4**number / 4)
+        else:
+            return
+
+
+def _write_once(path: Path, content: str | bytes) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("wb") as file:
@@ -29,7 +50,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         scratch.replace(path)
     except BaseException:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong first is what the user must read
+            scratch.unlink(missing_ok=True)
         raise
 
 
@@ -52,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
-    """Turn a full disk or a missing permission into an error that names the place and the next step."""
+    """Turn a full or failing disk, a limit or a missing permission into an error with the place and the next step."""
     try:
         yield
     except OSError as error:
@@ -66,6 +88,10 @@ def storage_errors(path: Path, flag: str = "--runs-dir") -> Iterator[None]:
             raise StorageFull(f"no space left for {path} ({free} bytes free): free some space, then {again}") from error
         if error.errno in UNWRITABLE:
             raise NotWritable(f"{path} cannot be written ({error.strerror}): choose another {flag}") from error
+        if error.errno in BROKEN:
+            cure = "raise ulimit -f" if error.errno == errno.EFBIG else "check the file system"
+            again = ", then 'scalelab resume' continues from here" if flag == "--runs-dir" else ""
+            raise NotWritable(f"{path} cannot be written ({error.strerror}): {cure}{again}") from error
         raise
 
 

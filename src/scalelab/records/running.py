@@ -141,9 +141,12 @@ def find_holder(marker: Path) -> dict[str, Any] | None:
     """The process that executes the run; None if there is none or it has ended."""
     try:
         holder = json.loads(marker.read_text())
-        host, pid, started = holder["host"], holder["pid"], holder["started"]
-        if host == socket.gethostname() and not _is_same_process(pid, started):
-            return None
+        host, pid, started = holder["host"], int(holder["pid"]), holder["started"]
+        if host == socket.gethostname():
+            birth = holder.get("birth")
+            lives = identify_process(pid) == birth if birth else _is_same_process(pid, started)
+            if not lives:
+                return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return dict(holder)
@@ -193,7 +196,23 @@ def remove_stale_marker(marker: Path) -> None:
 def _own_identity() -> dict[str, Any]:
     import psutil  # here: showing a run takes less time than importing it
 
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started": psutil.Process().create_time()}
+    started = psutil.Process().create_time()  # what 0.1 compares; it follows the wall clock
+    birth = identify_process(os.getpid())
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": started} | ({"birth": birth} if birth else {})
+
+
+def identify_process(pid: int) -> str | None:
+    """A name that no other process ever has: this boot, and the process's start in ticks since; None: it has ended.
+
+    No clock moves it. Only Linux has it (proc(5)).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else f"{boot} {fields[18]}"
 
 
 def _is_same_process(pid: int, started: float) -> bool:

@@ -220,7 +220,8 @@ class RunStore:
         try:
             yield
         finally:
-            marker.unlink(missing_ok=True)
+            with suppress(OSError):  # a file system that became read-only: the marker names a process that has ended
+                marker.unlink(missing_ok=True)
 
     def release(self, job: str) -> None:
         """Remove the claim of a batch job that has ended, and no other."""

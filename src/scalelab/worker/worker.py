@@ -62,7 +62,8 @@ from scalelab.worker.training_run import TrainingLoop
 
 KEPT_ALIVE: list[Training] = []
 """What must not be destroyed before the process ends; see `leave_together`."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE_STORAGE = (errno.EROFS, errno.EIO, errno.ESTALE)
 LONGEST_WAIT_SECONDS = 1800.0
 """Timeout of one collective; a whole training run may take days."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -88,7 +89,7 @@ def run_rank(assignment: Assignment) -> int:
     try:
         report = _do_task(trial, assignment, directory, report, lines)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is this trial's result
-        if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in NO_SPACE):
+        if is_of_storage(error, directory):
             return EXIT_STORAGE
         model = KEPT_ALIVE[-1].model if KEPT_ALIVE else None
         failure = classify(error, rank=rank, num_steps_done=len(lines), workload=trial.workload, model=model)
@@ -99,6 +100,14 @@ def run_rank(assignment: Assignment) -> int:
     except OSError:
         return EXIT_STORAGE
     return EXIT_FAILED if failure else 0
+
+
+def is_of_storage(error: BaseException, directory: Path) -> bool:
+    """Whether the run's directory can no longer be written; the user's own files are the user's own failure."""
+    if not isinstance(error, OSError):
+        return isinstance(error, StorageFull)
+    is_inside = error.filename is None or str(error.filename).startswith(str(directory))
+    return error.errno in NO_SPACE or (error.errno in UNUSABLE_STORAGE and is_inside)
 
 
 def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: RankReport, lines: list[Any]) -> RankReport:

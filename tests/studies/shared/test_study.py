@@ -192,6 +192,8 @@ def test_a_file_that_is_gone_can_still_be_named() -> None:
         (lambda: Job(timeout="0s"), "--timeout must be a finite number > 0, got 0"),
         (lambda: Job(memory_limit="lots"), "--memory-limit 'lots' is not a valid size: use a form such as 512MB"),
         (lambda: Job(memory_limit="0"), "--memory-limit must be at least 1, got 0"),
+        (lambda: Job(memory_limit="1MB"), "--memory-limit 1MB leaves too little for Python itself: use 16MB or more"),
+        (lambda: Job(memory_limit="15999999"), "--memory-limit 15999999 leaves too little"),
     ],
 )
 def test_a_field_that_cannot_work_is_refused_at_once_with_its_flag(make: Any, message: str) -> None:

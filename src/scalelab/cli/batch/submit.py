@@ -7,7 +7,6 @@ difference whether it waits, is killed, or returns at once (`--detach`).
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Sequence
 
 from scalelab.cli.batch.submission import Submission, say
@@ -16,7 +15,6 @@ from scalelab.cli.measuring import (
     ProgressReporter,
     make_reporter,
     measure_and_report,
-    raise_terminated,
     refer_to,
     report_run,
 )
@@ -121,7 +119,6 @@ def wait_and_report(
 ) -> int:
     """Follow the job, then print and export the answer; Ctrl-C and SIGTERM cancel it."""
     system = BatchSystem(record.scheduler, store.path)
-    previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         with make_reporter(store, study) as progress:
             watch = RunWatch(store, progress)
@@ -142,8 +139,6 @@ def wait_and_report(
     except KeyboardInterrupt as interruption:
         say(f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}")
         return 143 if isinstance(interruption, Terminated) else 130
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return report_end(RunStore.open(store.path), study, record, job, state, output)
 
 

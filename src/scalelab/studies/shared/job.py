@@ -31,6 +31,8 @@ from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workloa
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.source import OwnWorkload, is_in_library, read_library_workload, split_name
 
+LEAST_LIMIT = 16_000_000
+"""With less, a rank runs out of memory while it says that it did."""
 LEAST_BARE_LIMIT = 2**20
 """A smaller memory limit without a unit was not meant in bytes."""
 
@@ -98,6 +100,10 @@ class Job:
                 raise UsageError(
                     f"--memory-limit {self.memory_limit} is {self.memory_limit} bytes: add a unit, as in"
                     f" {self.memory_limit}GB"
+                )
+            if (self.memory_limit_bytes or 0) < LEAST_LIMIT:
+                raise UsageError(
+                    f"--memory-limit {self.memory_limit} leaves too little for Python itself: use 16MB or more"
                 )
         self._check_hosts()
         if self.script is not None:
