@@ -143,6 +143,11 @@ def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None
 def test_a_rate_has_a_prefix_and_a_ratio_none() -> None:
     assert format_quantity("rate", 154.96) == "155"
     assert format_quantity("rate", 2.5e6) == "2.50 M"
+    assert [format_quantity("rate", value) for value in (99_900.0, 1e5, 1e6, 1e9, 1.25e9, 1e12, 3e12)] == [
+        "99\u202f900", "100 k", "1.00 M", "1.00 G", "1.25 G", "1.00 T", "3.00 T",
+    ]  # fmt: skip
+    assert format_quantity("bandwidth", 2.5e9) == "2.50 GB/s"
+    assert format_quantity("latency", 2.5e-5) == "25.0 µs"
     assert format_quantity("ratio", 1.9236) == "1.92"
 
 

@@ -9,6 +9,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.learning import (
     GradientSquares,
     NoiseScale,
+    _estimate_mean,
     estimate_noise_scale,
     predict_samples_ratio,
     predict_updates_ratio,
@@ -122,3 +123,14 @@ def test_noise_that_seems_to_be_negative_is_none() -> None:
     assert found.batch is not None
     assert (found.batch.value, found.batch.low, found.batch.high) == (0.0, 0.0, 0.0)
     assert predict_samples_ratio(found.batch, 32, 8).value == pytest.approx(4)
+
+
+def test_a_mean_has_students_interval() -> None:
+    """Of 1, 2, 3: s/√n = 1/√3, and t of two degrees of freedom at 97.5 % is 4.302653."""
+    found = _estimate_mean(np.array([1.0, 2.0, 3.0]))
+    assert (found.value, found.low, found.high) == (
+        2.0,
+        pytest.approx(2 - 4.302653 / np.sqrt(3), rel=1e-6),
+        pytest.approx(2 + 4.302653 / np.sqrt(3), rel=1e-6),
+    )
+    assert _estimate_mean(np.array([5.0])) == Estimate(value=5.0)

@@ -117,6 +117,14 @@ def test_fsdp2_holds_what_it_sent_while_the_next_unit_computes_its_gradients() -
     assert gradients == [300 + 3 * UNIT + 2 * 10, 300 + 3 * UNIT + UNIT // 2 + 10]
 
 
+def test_fsdp2_holds_what_arrived_until_it_is_copied_and_one_unit_ahead_in_backward() -> None:
+    alive = [change.alive_bytes for change in account("fsdp2").timeline]
+    forward = [400, 500, 510, 410, 510, 610, 510, 520, 420, 320]  # arrived, whole, kept, reshared; then unit 2
+    second = [420, 520, 420, 520, 620, 610, 510, 610, 510, 560]  # arrived, whole, copied; unit 1 arrives; sent
+    first = [660, 560, 660, 650, 550, 450, 550, 450, 500]
+    assert alive == [*forward, *second, *first, 400, 420, 400, 350, 300]
+
+
 def test_collectives_of_gloo_take_a_unit_more_while_they_run() -> None:
     assert account("fsdp-full", has_scratch=True).phase_peaks["forward"] == 300 + 2 * UNIT + 10
 

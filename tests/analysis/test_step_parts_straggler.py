@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from scalelab.analysis.step_parts import SMALLEST_EXCESS, LaunchSteps, find_excesses, find_quiet_step, find_slow
+from scalelab.analysis.stats import estimate_median
+from scalelab.analysis.step_parts import (
+    SMALLEST_EXCESS,
+    LaunchSteps,
+    _estimate_excess,
+    find_excesses,
+    find_quiet_step,
+    find_slow,
+)
 from scalelab.records.trial import PHASES
 
 OWN = {"input": 0.01, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
@@ -106,3 +114,15 @@ def test_one_rank_has_nobody_to_be_compared_with() -> None:
 
 def test_the_step_without_stalls_is_own_time_and_exchange() -> None:
     assert find_quiet_step(make_launches(noise=0.0)) == pytest.approx(sum(OWN.values()) + EXCHANGE)
+
+
+def test_the_interval_of_one_launch_lies_around_the_difference_of_its_levels() -> None:
+    steps = np.zeros((21, 2))
+    steps[:, 0] = np.arange(21) / 100
+    levels = np.array([[0.5, 0.2]])
+    found = _estimate_excess([steps], levels, 0, 1)
+    middle = estimate_median([list(steps[:, 0])])
+    assert found.value == pytest.approx(0.3)
+    assert (found.low, found.high) == (pytest.approx(middle.low + 0.2), pytest.approx(middle.high + 0.2))
+    assert found.low < found.value < found.high
+    assert _estimate_excess([steps[:2]], levels, 0, 1).low is None

@@ -1,11 +1,25 @@
 """Tables of scaling, extrapolated."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.errors import UsageError
-from scalelab.predict.extrapolate import LAWS, Tuning, extrapolate, follow_ring, follow_tree, stay_linear, weigh_laws
+from scalelab.predict.extrapolate import (
+    LAWS,
+    Tuning,
+    extrapolate,
+    find_excess,
+    find_kind,
+    find_scale,
+    follow_ring,
+    follow_tree,
+    predict_stretch,
+    stay_linear,
+    weigh_laws,
+)
 from scalelab.predict.scaling_table import ScalingSeries, find_doubts
 
 
@@ -99,3 +113,29 @@ def test_what_is_no_throughput_is_refused(throughput):
 
 def test_linear_takes_the_nearest_smaller_size():
     assert stay_linear({1: 1.0, 2: 1.2, 8: 1.5}, 4) == 1.2
+
+
+def test_intervals_widen_with_every_doubling_by_what_the_tuning_says():
+    known = {1: 1.0, 2: 1.1}
+    excess = math.log(1.1)
+    assert find_excess(known) == pytest.approx(excess)
+    for doublings in (1, 2, 4):
+        scale = math.sqrt(0.004**2 + (0.012 * doublings) ** 2 + (0.5 * excess * math.sqrt(doublings)) ** 2)
+        assert find_scale(known, doublings) == pytest.approx(scale)
+        reach = {1: 1.6, 2: 1.6, 4: 3.4}[doublings] * scale
+        found = predict_stretch(known, 2 * 2**doublings, {"linear": 1.0})
+        assert math.log(found.high / found.value) == pytest.approx(reach)
+        assert math.log(found.value / found.low) == pytest.approx(reach)
+
+
+def test_a_size_is_near_costly_or_far():
+    cheap, costly = {1: 1.0, 2: 1.05}, {1: 1.0, 2: 1.06}
+    assert [find_kind(cheap, doublings) for doublings in (1.0, 2.99, 3.0)] == ["near", "near", "far"]
+    assert [find_kind(costly, doublings) for doublings in (1.0, 2.99, 3.0)] == ["costly", "costly", "far"]
+
+
+def test_leaving_a_node_and_every_doubling_beyond_the_last_size_stretch():
+    known = {1: 1.0, 8: 1.0}
+    assert predict_stretch(known, 4, {"linear": 1.0}).value == pytest.approx(1.0)
+    assert predict_stretch(known, 16, {"linear": 1.0}).value == pytest.approx(1.0075 * 1.025)
+    assert predict_stretch({1: 1.0, 16: 1.0}, 64, {"linear": 1.0}).value == pytest.approx(1.015)

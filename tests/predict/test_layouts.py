@@ -1,12 +1,13 @@
 """Which layouts there are, and how long their steps take."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
-from scalelab.predict.layout_cost import Efficiency, time_step
+from scalelab.predict.layout_cost import Efficiency, _Machine, pass_stage, time_step
 from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_divisors, list_layouts
 from scalelab.predict.transformer_shape import GPT2_SMALL, Transformer
 
@@ -186,3 +187,57 @@ def test_the_trillion_row_is_met_without_its_efficiency():
     layout = Layout(tensor=8, pipeline=64, data=6, micro_batch=1, checkpointing="full")
     published = model.count_operations(3072, "full") / (163e12 * 3072)
     assert seconds(layout, job) == pytest.approx(published, rel=0.1)
+
+
+def reduce_by_hand(ranks, payload_bytes, rate, latency):
+    return (
+        2 * (ranks - 1) / ranks * payload_bytes / rate + min(2 * (ranks - 1), 2 * math.ceil(math.log2(ranks))) * latency
+    )
+
+
+def test_an_all_reduce_over_nodes_takes_both_of_its_parts():
+    """16 replicas of tensor 2 on nodes of 8: rings of 4 inside, then 4 nodes through a link that 2 groups share."""
+    machine, device = _Machine(JOB, SHARES), JOB.device
+    layout = Layout(tensor=2, data=16)
+    inside = reduce_by_hand(4, 1e9, device.link_rate * SHARES.link, SHARES.link_latency)
+    between = reduce_by_hand(4, 1e9, device.node_rate * SHARES.node / 2, SHARES.node_latency)
+    assert machine.spread(layout, 1e9) == pytest.approx(inside + between)
+    whole = reduce_by_hand(8, 1e9, device.link_rate * SHARES.link, SHARES.link_latency)
+    nodes = reduce_by_hand(2, 1e9, device.node_rate * SHARES.node, SHARES.node_latency)
+    assert machine.reduce(8, 1e9) == pytest.approx(whole)
+    assert machine.reduce(16, 1e9) == pytest.approx(whole + nodes)
+
+
+def test_the_forward_of_a_stage_is_products_moves_and_all_reduces():
+    machine, layout = _Machine(JOB, SHARES), Layout(tensor=8, data=2, micro_batch=4)
+    passage = pass_stage(JOB, layout, machine)
+    products = MODEL.list_products(4, 8, 1)
+    linear = math.fsum(machine.multiply(product, is_linear=True) for product in products[:4])
+    attended, attended_back = machine.attend(products[4:])
+    moved, reduced = machine.move_block(layout), 2 * machine.reduce(8, machine.activation_bytes(layout))
+    forward = linear + attended + moved + reduced
+    assert forward > machine.launch_seconds
+    assert passage.forward == pytest.approx(32 * forward)
+    assert passage.tensor == pytest.approx(32 * 2 * reduced)
+    head = 3 * machine.multiply(MODEL.output_product(4, 8, 1))
+    assert passage.products == pytest.approx(32 * (3 * linear + attended + attended_back) + head)
+    assert passage.launches == 0
+
+
+def test_small_blocks_take_what_their_launches_take():
+    job = replace(JOB, model=replace(MODEL, width=64, num_heads=2, sequence=64))
+    machine = _Machine(job, SHARES)
+    passage = pass_stage(job, Layout(data=2), machine)
+    assert passage.forward == pytest.approx(32 * SHARES.launch_seconds)
+    assert passage.blocks == pytest.approx(32 * 3 * SHARES.launch_seconds)
+
+
+def test_replicas_expose_what_backward_leaves_and_never_less_than_a_block():
+    machine, layout = _Machine(JOB, SHARES), Layout(data=16)
+    passage = pass_stage(JOB, layout, machine)
+    reduced = machine.spread(layout, 1e6 * JOB.gradient_bytes)
+    assert machine.exchange(layout, passage, 1e6, 1) == pytest.approx(reduced / 32)
+    huge = machine.spread(layout, 1e13 * JOB.gradient_bytes)
+    backward = passage.seconds - passage.forward
+    assert machine.exchange(layout, passage, 1e13, 1) == pytest.approx(huge - backward)
+    assert machine.exchange(Layout(data=1), passage, 1e13, 1) == 0

@@ -73,3 +73,19 @@ def test_the_largest_of_two_normal_numbers_is_known():
     assert expected_maximum(1) == 0
     assert expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), rel=1e-6)
     assert expected_maximum(1024) / math.sqrt(2 * math.log(1024)) == pytest.approx(0.87, abs=0.02)
+
+
+def test_what_units_expose_is_what_they_take_longer_than_computing():
+    units = [FsdpUnit(1.0, 2.0, 1.0)] * 2
+    forward, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.25)
+    assert (forward.seconds, forward.communication_seconds, forward.exposed_seconds) == (2.5, 1.0, 0.5)
+    assert (backward.seconds, backward.communication_seconds, backward.exposed_seconds) == (4.75, 1.5, 0.75)
+    forward, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.25, prefetch=False)
+    assert (forward.seconds, forward.exposed_seconds) == (3.0, 1.0)
+    assert (backward.seconds, backward.exposed_seconds) == (5.5, 1.5)
+
+
+def test_contention_delays_what_is_left_of_backward_by_its_share():
+    found = overlap_buckets(1.0, [Bucket(0.5, 1)], lambda _: 0.4, contention=0.5)
+    assert found.seconds == pytest.approx(1.2)
+    assert (found.communication_seconds, found.exposed_seconds) == (pytest.approx(0.4), pytest.approx(0.2))
