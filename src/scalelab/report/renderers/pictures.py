@@ -79,9 +79,9 @@ def list_charts(document: Document) -> tuple[Chart, ...]:
     return tuple(chart for section in document.sections for chart in section.charts)
 
 
-def draw_svg(chart: Chart) -> str:
+def draw_svg(chart: Chart, *, width: int = PICTURE_WIDTH) -> str:
     """A chart as an SVG file."""
-    svg: str = load_converter().vegalite_to_svg(prepare_spec(chart, PICTURE_WIDTH))
+    svg: str = load_converter().vegalite_to_svg(prepare_spec(chart, width))
     return svg
 
 
