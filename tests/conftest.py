@@ -29,7 +29,7 @@ settings.load_profile("busy")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF")
-"""Those of pytest, of torch, which sets one with the first optimizer of a process, and of polars when it is imported."""
+"""Those of pytest, of torch, which sets one with the first optimizer of a process, and of polars, when imported."""
 
 
 def pytest_configure() -> None:

@@ -156,7 +156,7 @@ def run_verb(arguments: list[str]) -> int:
         print_help()
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        print(f"scalelab {__version__}")  # noqa: T201
+        print(describe_version(is_verbose="--verbose" in arguments))  # noqa: T201
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
@@ -170,6 +170,33 @@ def run_verb(arguments: list[str]) -> int:
     return int(module.main(arguments if verb in SHARED_MODULES else rest))
 
 
+def describe_version(*, is_verbose: bool) -> str:
+    """The version; for a bug report also that of Python, the system and the libraries, without importing them."""
+    if not is_verbose:
+        return f"scalelab {__version__}"
+    import platform
+    import re
+    import textwrap
+    from importlib.metadata import requires
+    from pathlib import Path
+
+    from scalelab.records.environment import count_cores, installed_version
+
+    asked = requires("scalelab") or ()
+    names = {re.split(r"[^\w.-]", one)[0]: "extra ==" in one for one in asked}
+    needed = {name: installed_version(name) for name in sorted(names, key=lambda name: (names[name], name.lower()))}
+    lines = [f"scalelab {__version__} ({Path(__file__).parents[1]})"]
+    lines += [f"Python {platform.python_version()} ({sys.executable})"]
+    lines += [f"{platform.system()} {platform.release()} {platform.machine()}, {count_cores()} cores usable"]
+    found = [f"{name} {version}" for name, version in needed.items() if version]
+    missing = [name for name, version in needed.items() if not version]
+    lines += textwrap.wrap(f"installed: {', '.join(found)}", 98, subsequent_indent="  ", break_on_hyphens=False)
+    lines += textwrap.wrap(
+        f"not installed: {', '.join(missing) or 'none'}", 98, subsequent_indent="  ", break_on_hyphens=False
+    )
+    return "\n".join(lines)
+
+
 def print_help() -> None:
     """The verbs, each with its sentence; none of them is imported."""
     lines = ["usage: scalelab COMMAND [OPTIONS]", ""]
@@ -179,7 +206,8 @@ def print_help() -> None:
         "Commands:",
     ]
     lines += [f"  {verb:<13}{sentence}" for verb, (_, sentence) in VERBS.items()]
-    lines += ["", "  -h, --help    print this text", "  -V, --version print the version", "", EPILOGUE]
+    lines += ["", "  -h, --help    print this text", "  -V, --version print the version (--verbose: for a bug report)"]
+    lines += ["", EPILOGUE]
     print("\n".join(lines))  # noqa: T201
 
 
