@@ -264,7 +264,11 @@ def test_a_count_agrees_with_its_noun(number: int, noun: str, words: str) -> Non
     assert format_count(number, noun) == words
 
 
-def test_an_interval_wider_than_its_number_reads_unknown() -> None:
-    assert format_known("ratio", Estimate(value=4.0, low=-11.0, high=19.0)) == "unknown"
+def test_an_interval_wider_than_its_number_says_its_ends() -> None:
+    assert format_known("seconds", Estimate(value=0.04, low=0.02, high=0.09)) == "20.0 ms to 90.0 ms"
+    assert format_known("seconds", Estimate(value=0.04, low=-0.01, high=0.09)) == "at most 90.0 ms"
+    assert format_known("share", Estimate(value=0.4, low=0.2, high=1.3)) == "20 % to 100 %"
+    assert format_known("share", Estimate(value=0.4, low=-0.2, high=1.3)) == "unknown", "every share is at most 100 %"
+    assert format_known("seconds", Estimate(value=-0.4, low=-1.9, high=-0.01)) == "unknown"
     assert format_known("ratio", Estimate(value=4.0, low=3.5, high=4.5)) == "4.0 ± 0.5"
     assert format_known("ratio", Estimate(value=4.0)) == "4.00"

@@ -224,15 +224,25 @@ def is_known(estimate: Measured) -> bool:
     return estimate.half_width is None or estimate.half_width <= abs(estimate.value)
 
 
-def format_known(quantity: Quantity, estimate: Measured) -> str:
-    """An estimate for a sentence, or "unknown" where its interval is wider than the number."""
-    return format_quantity(quantity, estimate) if is_known(estimate) else "unknown"
+def format_known(quantity: Quantity, estimate: Bounded) -> str:
+    """An estimate for a sentence; where its interval is wider than the number, its ends: "20 ms to 90 ms".
+
+    From an interval that reaches 0 only "at most 90 ms" follows; "unknown" stands where nothing does.
+    """
+    low, high = estimate.low, estimate.high
+    if is_known(estimate) or low is None or high is None:
+        return format_quantity(quantity, estimate)
+    most = 1.0 if quantity in ("share", "accuracy") else math.inf
+    if not (math.isfinite(low) and 0 < high < math.inf) or (low <= 0 and high >= most):
+        return "unknown"
+    highest = format_quantity(quantity, min(high, most))
+    return f"at most {highest}" if low <= 0 else f"{format_quantity(quantity, low)} to {highest}"
 
 
-def format_times(ratio: float | Measured) -> str:
+def format_times(ratio: float | Bounded) -> str:
     """A ratio before "as long" or "the memory map": "1.92 ± 0.02 times", or "an unknown number of times"."""
-    known = isinstance(ratio, int | float) or is_known(ratio)
-    return f"{format_quantity('ratio', ratio)} times" if known else "an unknown number of times"
+    said = format_quantity("ratio", ratio) if isinstance(ratio, int | float) else format_known("ratio", ratio)
+    return "an unknown number of times" if said == "unknown" else f"{said} times"
 
 
 def format_interval(quantity: Quantity, estimate: Bounded) -> str:

@@ -76,6 +76,7 @@ RESPREAD |= {"quantize": frozenset({"latency_1_seconds", "latency_64_seconds"})}
 RESPREAD |= {"reproducibility": frozenset({"step_seconds"})}
 """And which took the rounds of a run for independent, and two runs for one."""
 
+SHARES = "'Communication, share of the step' (what, ours, published, quotient)"
 LOSSES = "'Loss' (step, single, ddp, fsdp_full, fsdp_grad_op, fsdp_none, published)"
 TEST_ACCURACY = "Accuracy after the last epoch"
 WITHDRAWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -94,10 +95,13 @@ CORRECTED = {
     "reproduce-gpt2": (
         f"{LOSSES}: row 3, published: 7.9705",
         f"{LOSSES}: row 5, published: None",
+        "'Allocated by torch' (what, ours, published): row 4 is lost ('reserved − after the step', None)",
     ),
     "reproduce-polaris": (
         f"{CHECKS}: row 9 is lost ('P8'",
         f"{CHECKS}: row 10 is lost ('P8'",
+        f"{SHARES}: row 1 is lost ('one node, all of it'",
+        f"{SHARES}: row 3 is lost ('two nodes, all of it'",
         "19 charts, there were 21",
     ),
     "plan-model": PLANNED,
@@ -106,9 +110,10 @@ CORRECTED = {
     "trace-device": ("'Every step'", "'Idle streams'"),
     "trace-device-steps": ("'Every step'", "'Every rank, step 1, 2'", "'Idle streams'"),
 }
-"""Cells that were wrong (what recipes say was published), charts of losses on random data that said nothing, and tables
-of devices (steps cut by marks, gaps by 30 ns), by name: the changelog names what is right. Plans and extrapolated
-tables are no measurements: their model changed, and benchmarks/plan.py and predict_tables.py score it."""
+"""Cells that were wrong (what recipes say was published, or of another base), charts of losses on random data that said
+nothing, and tables of devices (steps cut by marks, gaps by 30 ns), by name: the changelog names what is right.
+Plans and extrapolated tables are no measurements: their model changed, and `benchmarks/plan.py` and
+`benchmarks/predict_tables.py` score it."""
 
 
 def unpack(name: str, directory: Path) -> Path:

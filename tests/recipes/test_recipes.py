@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast, get_args
 
 import numpy as np
@@ -13,10 +16,12 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.data.shards import write_shard
 from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.recipes.recipe import QUESTIONS, Question, Size, read_published
+from scalelab.recipes.gpt2.one_device import VIEWER, make_g1
+from scalelab.recipes.recipe import QUESTIONS, Question, Size, list_scripts, read_published
 from scalelab.recipes.report import OTHER_MACHINE, ROW
-from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce
+from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce, conclude_part
 from scalelab.records.environment import Gpu
+from scalelab.records.observations import MemoryReport
 from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -40,6 +45,8 @@ ROWS = {
 NOT_RUN = {"P9", "S6"}
 MOST_LINES = {"polaris": 590, "gpt2": 375, "scaling": 490, "resnet": 450, "quantization": 225}
 """Of a terminal of 80 columns."""
+MB = 2**20
+SCRIPTS = {file.name: file for file in list_scripts("polaris")}
 GPUS = (Gpu(name="a large one", memory_bytes=10**12, driver="1"),) * 4
 
 
@@ -529,3 +536,56 @@ def test_a_row_runs_for_real(launcher: LocalLauncher, tmp_path: Path) -> None:
     assert find_failed(store, read_study(store)) == []
     paragraphs = find_section(document, "P1").paragraphs
     assert any(text.startswith("32 steps of batch 32 took ") for text in paragraphs)
+
+
+def test_the_memory_of_a_gpu_stands_beside_the_published_with_its_snapshot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (trial, *_) = (trial for trial in plan_full(monkeypatch, "gpt2") if trial.configuration.startswith("g1."))
+    assert (trial.device, trial.options["size"], trial.global_batch) == ("cuda", "small", 8)
+    row, allocated, reserved = make_g1("full"), round(3076.27 * MB), 15890 * MB
+    result = PlayedLauncher().launch(replace(trial, configuration="single-1-b8", instruments=("memory",)), tmp_path)
+    held = MemoryReport(
+        peak_bytes=8 * allocated, current_bytes=allocated, reserved_bytes=reserved, snapshot="memory-rank0.pickle"
+    )
+    result = replace(result, ranks=tuple(replace(rank, memory=held) for rank in result.ranks))
+    answer = row.conclude({"measured": conclude_part(row.parts["measured"], (result,))})
+    lines = {str(line[0].value): (line[1].value, line[2].value) for line in answer.tables[0].rows}
+    assert lines["reserved"] == (reserved, "15890.00 MB")
+    assert lines["after the step − estimate"] == (pytest.approx(1177.47 * MB, abs=0.01 * MB), "1177.47 MB")
+    assert f"Memory snapshot: memory-rank0.pickle beside the result. View at: {VIEWER}." in answer.sentences
+
+
+def test_two_nodes_are_planned_with_a_rank_each_and_the_job_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+    documents: dict[str, Document],
+) -> None:
+    monkeypatch.setattr("scalelab.recipes.feasibility.find_host_obstacle", lambda: None)
+    trials = [trial for trial in plan_full(monkeypatch, "polaris") if trial.configuration.startswith("p4.")]
+    assert {(trial.num_hosts, trial.num_ranks) for trial in trials if trial.num_ranks > 1} >= {(1, 2), (2, 2)}
+    assert "#PBS -l select=2" in SCRIPTS["submit_2nodes_prof.pbs"].read_text()
+    assert '--nnodes="$num_nodes" --nproc_per_node=1' in SCRIPTS["run_ddp_prof_2nodes.sh"].read_text()
+    section = find_section(documents["polaris"], "P4")
+    assert section.paragraphs[0].startswith("Incomplete: two nodes are emulated")
+
+
+def test_the_share_of_gpu_time_is_that_of_nccl_s_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    documents: dict[str, Document],
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    reading = runpy.run_path(str(SCRIPTS["pytorch_ddp_prof.py"]), run_name="imported")
+    spent = {"ncclDevKernel_AllReduce_Sum_f32": (22, 677_210.0), "ampere_sgemm": (900, 677_210.0 * (1 / 0.936 - 1))}
+    reading["print_communication"](
+        [SimpleNamespace(key=key, count=n, self_device_time_total=micro) for key, (n, micro) in spent.items()]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "Total communication time: 677.21 ms in 22 calls",
+        "Communication overhead: 93.60% of the profiled time",
+        "Average latency: 30.78 ms",
+    ]
+    table = find_section(documents["polaris"], "P4").tables[0]
+    shares = {row[0].value: (row[1].value, row[2].value) for row in table.rows}
+    assert shares["one node, of what runs"] == (pytest.approx(4 / 40), "14.40 %")
+    assert shares["two nodes, of what runs"] == (pytest.approx(20 / 40), "93.60 %")

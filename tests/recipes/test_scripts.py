@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from scalelab.export.bundle import write_bundle
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.gpt2.published import SCHEDULE, TRAIN_SEED
 from scalelab.recipes.quantization.rows import make_study
-from scalelab.recipes.recipe import list_scripts, write_scripts
+from scalelab.recipes.recipe import list_packages, list_scripts, write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.store import RunStore
@@ -36,8 +37,18 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 SMALL = {"DIM": "16", "DEPTH": "2", "STEPS": "8"}
 SMALL_TRANSFORMER = {"EPOCHS": "1", "SAMPLES": "128", "D_MODEL": "16"}
 TRAIN_STEPS = 11
-MOST_LINES = 107
-"""Of a script to hand in: 100, and a few where seven formats are written and read."""
+MOST_LINES = 100
+"""Of a script to hand in."""
+FAKE_GPU = Path(__file__).with_name("fake_gpu.py")
+SCRIPTS = {file.name: file for recipe in RECIPES for file in list_scripts(recipe)}
+PACKAGES = {
+    "scaling": ["torch"],
+    "gpt2": ["numpy", "torch"],
+    "polaris": ["h5py", "mpi4py", "numpy", "torch"],
+    "resnet": ["numpy", "torch"],
+    "quantization": ["matplotlib", "numpy", "scikit-learn", "torch"],
+}
+"""All that scripts may import."""
 LOSS = re.compile(r"loss=([0-9.e+-]+)")
 
 pytestmark = pytest.mark.ranks
@@ -432,3 +443,64 @@ def test_a_bundle_of_a_recipe_holds_its_code(tmp_path: Path) -> None:
     assert "`scripts`: the code of the scaling assignment" in (tmp_path / "one" / "README.md").read_text()
     write_bundle(tmp_path / "two", stores, ["report.pdf"])
     assert (tmp_path / "two" / "scripts" / "quantization" / "HW5_PartB.ipynb").is_file()
+
+
+def test_memory_analysis_prints_the_published_block_where_there_is_a_gpu(
+    runner: Runner,
+    tmp_path: Path,
+) -> None:
+    printed = runner.run_in(tmp_path, "gpt2", str(FAKE_GPU), str(SCRIPTS["memory_analysis.py"]), ranks=0)
+    assert printed.splitlines() == [
+        "Model: GPT-2 Small",
+        "Batch size: 8",
+        "Sequence length: 1024",
+        "Device: CUDA",
+        "Model parameters: 124,439,808",
+        "Memory snapshot saved: outputs/task1_memory_snapshot.pickle",
+        "View at: https://pytorch.org/memory_viz",
+        "",
+        "--- Memory Breakdown ---",
+        "Estimated Memory:",
+        "  Parameters:       474.70 MB",
+        "  Gradients:        474.70 MB",
+        "  Optimizer States: 949.40 MB",
+        "  Total Estimated:  1898.80 MB",
+        "",
+        "Actual Memory:",
+        "  Peak Allocated:   3076.27 MB",
+        "  Reserved:         15890.00 MB",
+        "",
+        "Difference:",
+        "  Allocated vs Estimated: 1177.47 MB",
+    ]
+    assert (tmp_path / "outputs" / "task1_memory_snapshot.pickle").is_file()
+
+
+def test_utilization_is_what_nvidia_smi_prints(runner: Runner, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "index, utilization.gpu [%]"; echo "0, 97 %"; echo "1, 41 %"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    printed = runner.run("scaling", "task4_dp.py", ranks=0, PATH=path, **SMALL)
+    assert re.search(r"step=4 .*\nindex, utilization.gpu \[%\]\n0, 97 %\n1, 41 %\nstep=5 ", printed)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_uv_installs_what_the_scripts_import_and_no_more(recipe: str, tmp_path: Path) -> None:
+    assert list_packages(list_scripts(recipe)) == PACKAGES[recipe]
+    write_scripts(recipe, tmp_path)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == PACKAGES[recipe]
+    assert project["tool"]["uv"] == {"package": False}
+    assert "`uv sync`" in (tmp_path / "README.md").read_text()
+
+
+def test_every_script_is_run_by_a_test() -> None:
+    """By its name there, by a script that imports it, or with all of Part B."""
+    tests = Path(__file__).read_text()
+    programs = {name: file for name, file in SCRIPTS.items() if file.suffix != ".bin"}
+    named = {name for name in programs if f'"{name}"' in tests}
+    read = [programs[name].read_text() for name in named if name.endswith(".py")]
+    imported = {name for name in programs if any(f"from {Path(name).stem} import" in text for text in read)}
+    together = {file.name for file in list_scripts("quantization")}
+    assert named | imported | together == set(programs)

@@ -351,10 +351,9 @@ def describe_error(event: Any, args: Sequence[str]) -> str:
         missing = ", ".join(name_argument(one.arg) for one in event.missing_arguments)
         return f"{missing} {'are' if ',' in missing else 'is'} required"
     if hasattr(event, "choices"):
-        name = name_argument(event.argument)
-        return (
-            f"{name} must be one of {', '.join(event.choices)}, got {event.value!r}{guess(event.value, event.choices)}"
-        )
+        name, choices = name_argument(event.argument), [one for one in event.choices if one != "None"]
+        known = sorted(choices) if "None" in event.choices else choices  # of several types: in no order
+        return f"{name} must be one of {', '.join(known)}, got {event.value!r}{guess(event.value, known)}"
     if hasattr(event, "message") and event.argument is not None:
         name, kind = name_argument(event.argument), event.argument.lowered.metavar
         return f"{name} must be {kind}, got {' '.join(find_values(args, name)) or 'nothing'}"

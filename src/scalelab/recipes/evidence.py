@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.estimate import Domain, Estimate
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.recipes.recipe import Outcome, Size
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
@@ -22,7 +22,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_interval, format_known, format_quantity, is_known
+from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 UNTOLD = "This run does not show it"
@@ -65,9 +65,19 @@ def describe_limit(outcome: Outcome) -> str:
     if failed is None:
         return ""
     limit, batch = failed.trial.memory_limit_bytes, failed.trial.global_batch
+    has = f"the machine has {say('bytes', there)}" if (there := find_host_memory(outcome)) else ""
     if limit is None:
-        return f"batch {batch} runs out of memory"
-    return f"under the limit of {say('bytes', limit)} per rank that scalelab set, batch {batch} does not fit"
+        return f"batch {batch} runs out of memory{f' ({has})' if has else ''}"
+    return (
+        f"under the limit of {say('bytes', limit)} per rank that scalelab set{f' ({has})' if has else ''}, batch"
+        f" {batch} does not fit"
+    )
+
+
+def find_host_memory(outcome: Outcome) -> int | None:
+    """Of the machine that it ran on; None: unknown, as before 0.2."""
+    known = [rank.host_memory_bytes for result in outcome.results for rank in result.ranks]
+    return min((num_bytes for num_bytes in known if num_bytes), default=None)
 
 
 def explain_limit(outcome: Outcome) -> tuple[str, ...]:
@@ -207,9 +217,13 @@ def make_beside_table(
     size: Size,
     notes: tuple[str, ...] = (),
     is_ratio: bool = False,
+    is_signed: bool = False,
     header: str = "ours",
 ) -> Table | None:
-    """Ours beside the published; None where there is nothing of ours. `is_ratio`: it compares across machines."""
+    """Ours beside the published; None where there is nothing of ours. `is_ratio`: it compares across machines.
+
+    `is_signed`: lines may be differences, so that one below 0 is possible.
+    """
     listed = list(lines)
     if all(line.ours is None for line in listed):
         return None
@@ -222,11 +236,12 @@ def make_beside_table(
         lambda line: print_published(quantity, line.published, line.printed),
         align="right",
     )
+    domain: Domain | None = "signed" if is_signed else "amount" if quantity == "share" else None
     has_interval = any(isinstance(line.ours, Estimate) and line.ours.low is not None for line in listed)
     return make_table(
         listed,
         text_column("what", "what", lambda line: line.what),
-        make_column(quantity, "ours", header, lambda line: line.ours, domain="amount" if quantity == "share" else None),
+        make_column(quantity, "ours", header, lambda line: line.ours, domain=domain),
         there if any(line.published is not None for line in listed) else None,
         quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
         title=title,
@@ -235,9 +250,7 @@ def make_beside_table(
 
 
 def say(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in a finding. Where its interval is wider than itself, a ratio has its ends; others are `unknown`."""
-    if isinstance(value, Estimate) and quantity == "ratio" and not is_known(value) and (value.low or 0) > 0:
-        return format_interval(quantity, value)
+    """A number in a finding; where its interval is wider than itself, the ends."""
     return format_known(quantity, value) if isinstance(value, Estimate) else format_quantity(quantity, value)
 
 

@@ -24,8 +24,9 @@ import ast
 import json
 import re
 import shutil
+import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -206,6 +207,18 @@ def pair_questions(recipe: str, row: str, answers: Mapping[str, str]) -> tuple[Q
 
 CELL = re.compile(r"^# %%(?P<markdown> \[markdown\])?\n", re.MULTILINE)
 SCRIPT_README = "README.md"
+PROJECT = "pyproject.toml"
+PROJECT_TEXT = """[project]
+name = "{recipe}-assignment"
+version = "1.0"
+requires-python = ">=3.11"
+dependencies = {packages}
+
+[tool.uv]
+package = false
+"""
+PACKAGES = {"sklearn": "scikit-learn"}
+"""By the module that is imported, where the names differ."""
 SHARD = ".bin"
 COMMENT = re.compile(r"^# (?P<text>[A-Z].*)", re.MULTILINE)
 
@@ -213,6 +226,21 @@ COMMENT = re.compile(r"^# (?P<text>[A-Z].*)", re.MULTILINE)
 def list_scripts(recipe: str) -> list[Path]:
     """The files of an assignment, by name."""
     return sorted(file for file in (Path(__file__).parent / recipe / "scripts").iterdir() if file.is_file())
+
+
+def list_packages(files: Iterable[Path]) -> list[str]:
+    """What scripts import that Python does not have itself, by the names of the packages."""
+    files = list(files)
+    own = {file.stem for file in files} | sys.stdlib_module_names
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".py"]
+    found: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    modules = {name.partition(".")[0] for name in found} - own
+    return sorted(PACKAGES.get(module, module) for module in modules)
 
 
 def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list[Path]:
@@ -228,9 +256,15 @@ def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list
             write_atomically(notebook, json.dumps(make_notebook(celled), indent=1, ensure_ascii=False) + "\n")
             lines.append(f"- `{notebook.name}`: the same as a notebook")
             written.append(notebook)
-        page = f"# Code of the {recipe} assignment\n\nEvery file begins with the commands that start it.\n\n"
+        packages = list_packages(files)
+        write_atomically(directory / PROJECT, PROJECT_TEXT.format(recipe=recipe, packages=json.dumps(packages)))
+        lines.append(f"- `{PROJECT}`: what they import, for uv")
+        page = (
+            f"# Code of the {recipe} assignment\n\nEvery file begins with the commands that start it. Install what they"
+            f" import with `pip install {' '.join(packages)}`, or with `uv sync` and start them with `uv run`.\n\n"
+        )
         write_atomically(directory / SCRIPT_README, page + "\n".join(lines) + "\n")
-    return [*written, directory / SCRIPT_README]
+    return [*written, directory / PROJECT, directory / SCRIPT_README]
 
 
 def read_cells(file: Path) -> str:

@@ -314,6 +314,8 @@ class RankReport:
     """The cores that the kernel let it run on; empty: unknown."""
     numa_nodes: tuple[int, ...] = ()
     """Of these cores; empty: unknown."""
+    host_memory_bytes: int | None = None
+    """Of its host, which all ranks there share; None: unknown."""
     start_memory_bytes: int | None = None
     """Resident before the workload was built (CPU), or None."""
     peak_memory_bytes: int | None = None

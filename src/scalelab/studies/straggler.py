@@ -40,6 +40,8 @@ from scalelab.units import format_interval, format_known, format_quantity, forma
 UNDELAYED, DELAYED = "undisturbed", "disturbed"
 """The configurations of a study that injects a delay, as runs on disk call them."""
 LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
+BASE = "the step without stalls"
+"""What shares in sentences are of: the slowest rank's own time and the exposed all-reduce."""
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
 
@@ -218,7 +220,7 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
         waiting, share = longest.parts["waiting"], longest.share("waiting")
         text = (
             f"Rank {longest.rank} waits longest for the others: {format_known('seconds', waiting)} per step"
-            f" ({format_share(share.value)} of it)."
+            f" ({_name_share(waiting, share, main)})."
         )
         yield breakdown.WAITING(f"rank {longest.rank}", text, weight=REASON, seconds=waiting, share=share)
     if answer.perturbation.seconds:
@@ -232,6 +234,14 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
         yield GAIN(f"rank {main.rank}", text, seconds=main.seconds)
 
 
+def _name_share(waiting: Estimate, share: Estimate, main: Excess | None) -> str:
+    """Of the step that the excess of a slow rank is a share of; of the whole step where no rank is slow."""
+    if main is None or not main.share.value:
+        return f"{format_share(share.value)} of the step"
+    own_step = main.seconds.value / main.share.value
+    return f"{format_share(min(1.0, waiting.value / own_step))} of {BASE}"
+
+
 def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "") -> Iterator[Finding]:
     """Who is slow, where, by how much; or that no rank is; or that it is unresolved."""
     label, excesses = diagnosis.arm.label, diagnosis.excesses
@@ -239,7 +249,7 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
         longer, share = format_known("seconds", excess.seconds), format_share(excess.share.value)
         text = (
             f"Rank {excess.rank} is slow in {excess.phase}{when}: {longer} per step longer than rank {excess.other}"
-            f" ({share} of the step)."
+            f" ({share} of {BASE})."
         )
         yield _make_straggler(label, text, excess, "slow", min(weight, REASON) if number else weight)
     if not excesses or diagnosis.slow:

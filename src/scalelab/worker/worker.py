@@ -173,7 +173,8 @@ def _build(
     """Build the workload on this rank and wait for the others."""
     limit_memory(trial, device)
     watch = LimitWatch(trial, device)
-    report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)
+    resident, there = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    report = replace(report, start_memory_bytes=resident, host_memory_bytes=there)
     training = build_training(trial, report.rank, device)
     KEPT_ALIVE.append(training)
     if trial.is_emulated and assignment.cores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -45,6 +45,7 @@ SMALL_LIMIT = "300MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
 """Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
+VIEWER = "https://pytorch.org/memory_viz"
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 
 
@@ -69,6 +70,8 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
     row = next(iter(collect_rows(outcome.results)), None) if outcome else None
     measured = row.measured if row else None
     sentences = list(quote(outcome))
+    if measured is not None and measured.snapshot:
+        sentences.append(f"Memory snapshot: {measured.snapshot} beside the result. View at: {VIEWER}.")
     table, main = None, None
     if measured is not None:
         left, reserved = measured.current_bytes, measured.reserved_bytes
@@ -83,7 +86,7 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             ),
             compare_megabytes("estimate: 16 bytes per parameter", estimate, published.ESTIMATED_MEGABYTES["together"]),
             after,
-            *list_differences(above),
+            compare_megabytes("after the step − estimate", above, published.ABOVE_ESTIMATE_MEGABYTES),
             compare_megabytes("reserved", reserved, published.RESERVED_MEGABYTES),
         ]
         main = Main("bytes", "allocated after the step", *after[1:])
@@ -92,6 +95,7 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             lines,
             title="Allocated by torch",
             size=size,
+            is_signed=True,
             notes=("published as the peak: what was allocated after zero_grad", OTHER_MEGABYTES),
         )
     forecast = read_peak(outcomes.get("forecast"))
@@ -126,15 +130,6 @@ def answer_difference(row: MemoryRow) -> dict[str, str]:
 
 def say_signed(num_bytes: float) -> str:
     return f"{say('bytes', abs(num_bytes))} {'more' if num_bytes >= 0 else 'less'}"
-
-
-def list_differences(above: float | None) -> Iterator[Compared]:
-    """Allocated against estimated; ours the other way round where the estimate is more, as bytes are at least 0."""
-    is_less = above is not None and above < 0
-    what = "after the step − estimate"
-    yield compare_megabytes(what, None if is_less else above, published.ABOVE_ESTIMATE_MEGABYTES)
-    if above is not None and is_less:
-        yield Compared("estimate − after the step", -above, None)
 
 
 def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compared:

@@ -5,6 +5,7 @@ P1, P5 and P10: one rank, the profiler, the compiler.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from scalelab.recipes.evidence import (
     Compared,
     divide_steps,
     find_arm,
+    find_completed,
     keep_tables,
     list_arms,
     make_beside_table,
@@ -30,12 +32,14 @@ from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SHALLOW, make_training, make_training_job, print_seconds, print_share
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.records.trial import StepKind
 from scalelab.report.document import Table
 from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.network.answer import (
     LinkRow,
     read_answer,
     read_communication,
+    read_device_share,
     read_latency,
     read_share,
     read_transfer,
@@ -101,14 +105,15 @@ def name_link(link: Link) -> str:
 
 
 def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
-    """Whether communication is negligible inside a node, and the bottleneck between two: its share of the step."""
-    one, two = inside.estimate(read_share), between.estimate(read_share)
+    """Whether communication is negligible inside a node, and the bottleneck between two, by the published share."""
+    one, two = inside.estimate(read_device_share), between.estimate(read_device_share)
     answers = {}
     if one is not None:
         answers["inside"] = (
-            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of a profiled"
-            f" step on {published.LINK_RANKS} ranks of one node (negligible: below {format_share(NEGLIGIBLE)}). The"
-            f" published {print_share(published.ONE_NODE.share)} is a seventh of the time on the GPU."
+            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of what runs in"
+            f" a profiled step on {published.LINK_RANKS} ranks of one node (negligible: below"
+            f" {format_share(NEGLIGIBLE)}). The published {print_share(published.ONE_NODE.share)} is a seventh of the"
+            " time on the GPU."
         )
     if two is not None:
         why = ""
@@ -117,7 +122,7 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
             transfer, waiting = (say_wide("seconds", part) for part in parts)
             why = f" Of that, {transfer} are transfer and {waiting} waiting per step."
         answers["between"] = (
-            f"{judge_share(two, 0.5, 'Yes', 'No')}: {say_wide('share', two)} of a profiled step over"
+            f"{judge_share(two, 0.5, 'Yes', 'No')}: {say_wide('share', two)} of what runs in a profiled step over"
             f" {name_link(between.link)} between two emulated nodes.{why} A slower link takes longer for the same"
             " bytes; a rank that waits for another is not a cost of the link, and the published profile does not"
             " separate them."
@@ -135,16 +140,18 @@ def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | No
     return make_beside_table(
         "share",
         [
-            Compared("one node, total", inside.estimate(read_share), one.share, print_share(one.share)),
+            Compared("one node, of what runs", inside.estimate(read_device_share), one.share, print_share(one.share)),
+            Compared("one node, of the step", inside.estimate(read_share), None),
             Compared("one node, exposed", inside.exposed.share if inside.exposed else None, None),
-            Compared("two nodes, total", between.estimate(read_share), two.share, print_share(two.share)),
+            Compared("two nodes, of what runs", between.estimate(read_device_share), two.share, print_share(two.share)),
+            Compared("two nodes, of the step", between.estimate(read_share), None),
             Compared("two nodes, exposed", between.exposed.share if between.exposed else None, None),
         ],
-        title="Communication, share of the step",
+        title="Share of communication",
         size=size,
         notes=(
-            "total: of the profiled step; published: of the GPU time",
-            "exposed: what a step saves without communication",
+            "of what runs: over computation and communication of a profiled step; published: of the GPU time",
+            "exposed: what a step saves without communication, over the step",
         ),
     )
 
@@ -287,10 +294,25 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             {
                 "profiler": f"Here {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
                 f" {say('ratio', line.ours)} times as long (published: {say('ratio', line.published)}), from one launch"
-                " each. Recording every operator and writing the trace cost time in the profiled steps only, so a"
-                " profiled run is for looking into, not for timing."
+                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator and writing the trace"
+                " cost time in the recorded steps only, so a profiled run is for looking into, not for timing."
             },
         ),
+    )
+
+
+def compare_recorded(outcome: Outcome | None) -> str:
+    """The recorded steps beside the others of the same training run, which other programs disturb alike."""
+    result = find_completed(outcome)
+    if result is None:
+        return ""
+    clean, recorded = (list(result.step_seconds(kind).values()) for kind in (StepKind.CLEAN, StepKind.PROFILED))
+    if not clean or not recorded:
+        return ""
+    mean, median = sum(recorded) / len(recorded), statistics.median(clean)
+    return (
+        f" In the profiled run {format_count(len(recorded), 'recorded step')} took {say('seconds', mean)} on average,"
+        f" the others {say('seconds', median)} (median)."
     )
 
 

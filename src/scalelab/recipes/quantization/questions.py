@@ -67,6 +67,10 @@ def describe_shape(histogram: Histogram) -> str:
     return f"{words} ({sign}{abs(kurtosis):.2f} ± {width:.2f})"
 
 
+def format_signed(number: float) -> str:
+    return f"{number:+.2f}".replace("-", "−")
+
+
 def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     if not histograms:
         return {}
@@ -113,7 +117,7 @@ def say_change(answer: StageAnswer) -> str:
     more = counts.won - counts.lost if counts else 0
     if change.low is None or change.high is None or not change.low < 0 < change.high or not more:
         return format_change(change)
-    ends = " to ".join(f"{100 * end:+.2f}".replace("-", "−") for end in (change.low, change.high))
+    ends = " to ".join(format_signed(100 * end) for end in (change.low, change.high))
     images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'}"
     return f"gets {images} right ({ends} points: not resolved)"
 
@@ -142,7 +146,7 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     if not before:
         return {}
     shapes = "; ".join(
-        f"{one.layer} mean {one.mean / one.deviation if one.deviation else 0.0:+.2f} σ, {describe_shape(one)}"
+        f"{one.layer} mean {format_signed(one.mean / one.deviation if one.deviation else 0.0)} σ, {describe_shape(one)}"
         for one in before
     )
     hidden = [after[one.layer] for one in before if one.layer in after and after[one.layer].least >= 0]

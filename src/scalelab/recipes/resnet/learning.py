@@ -27,11 +27,13 @@ from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Table
+from scalelab.report.findings import select
 from scalelab.report.tables import count_column, make_column, make_table, seconds_column, text_column
 from scalelab.studies.comm_volume import BUFFERS, CommVolume
 from scalelab.studies.large_batch.answer import SCALED, WARMED
+from scalelab.studies.large_batch.report import NOISE_SCALE
 from scalelab.studies.large_batch.study import LargeBatch
-from scalelab.units import format_share
+from scalelab.units import format_interval, format_share
 
 NORM_SEEDS = 3
 REMEDIES = {SCALED: "linear scaling of the rate", WARMED: "a warm-up on top of it"}
@@ -80,7 +82,7 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             list_epochs(outcome),
         ),
         sentences=quote(outcome),
-        questions=pair_questions("resnet", "R5", answer_learning(trained, count_updates(outcome))),
+        questions=pair_questions("resnet", "R5", answer_learning(trained, count_updates(outcome), find_noise(outcome))),
     )
 
 
@@ -109,7 +111,20 @@ def list_epochs(outcome: Outcome | None) -> Table | None:
     )
 
 
-def answer_learning(trained: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]) -> dict[str, str]:
+def find_noise(outcome: Outcome | None) -> tuple[Estimate, int] | None:
+    """The gradient noise scale and the large batch; None where the scale or its interval is unknown."""
+    if outcome is None or outcome.document is None or not isinstance(outcome.study, LargeBatch):
+        return None
+    for finding in select(outcome.document.findings, NOISE_SCALE):
+        scale = finding.values.get("noise_batch")
+        if isinstance(scale, Estimate) and scale.high is not None:
+            return scale, outcome.study.large_batch
+    return None
+
+
+def answer_learning(
+    trained: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int], noise: tuple[Estimate, int] | None = None
+) -> dict[str, str]:
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
         return {}
@@ -119,9 +134,9 @@ def answer_learning(trained: Mapping[str, tuple[str, Estimate]], updates: Mappin
         "accuracy": f"{say('accuracy', large)} of training images were classified correctly in the last epoch with the"
         f" large batch, {say('accuracy', small)} with the small one. At the same rate, the large batch makes fewer"
         f" updates in as many epochs{describe_updates(updates)}.",
-        "remedies": "Linear scaling multiplies the rate by the growth of the batch (published:"
-        f" {rate} = {published.SCALED_RATE}); gradual warm-up raises it over the first epochs, while directions still"
-        f" change too fast for such steps (Goyal et al. 2017).{judge_remedies(large, trained)}",
+        "remedies": f"By linear scaling, which multiplies the rate by the growth of the batch (published: {rate} ="
+        f" {published.SCALED_RATE}), and gradual warm-up, which raises it over the first epochs"
+        f" (Goyal et al. 2017).{judge_remedies(large, trained)}{explain_remedies(large, trained, updates, noise)}",
     }
 
 
@@ -142,6 +157,28 @@ def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]])
     if not said:
         return ""
     return f" Here {'; '.join(said)}, against {say('accuracy', large)} at the unchanged rate."
+
+
+def explain_remedies(
+    large: Estimate,
+    trained: Mapping[str, tuple[str, Estimate]],
+    updates: Mapping[str, int],
+    noise: tuple[Estimate, int] | None,
+) -> str:
+    """Why no remedy helped: too few updates, or a batch above the gradient noise scale (McCandlish et al. 2018)."""
+    if any(compare_estimates(trained[name][1], large) > 0 for name in REMEDIES if name in trained):
+        return ""
+    why = f" Why not: {updates['large']} updates are few for either to take effect." if "large" in updates else ""
+    if noise is None:
+        return why
+    scale, batch = noise
+    if scale.high is None or batch <= scale.high:
+        return why
+    return (
+        f"{why} And batch {batch} is above the gradient noise scale of {format_interval('number', scale)} samples:"
+        " there a larger batch no longer makes the gradient so much better that a rate larger by as much would be"
+        " stable."
+    )
 
 
 def count_updates(outcome: Outcome | None) -> dict[str, int]:

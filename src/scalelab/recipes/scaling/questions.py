@@ -112,7 +112,7 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         return {}
     ranks = large_many.trial.num_ranks
     verdict = compare_estimates(large, small)
-    which = {1: "In the large one", -1: "In the small one", 0: f"{UNTOLD}: the intervals overlap"}[verdict]
+    which = {1: "In the large one", -1: "In the small one", 0: f"{UNTOLD}, as the intervals overlap"}[verdict]
     rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
     differ = "the speedups above do not differ beyond their intervals" if verdict == 0 else "the speedups above do"
     return {
@@ -281,7 +281,7 @@ def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
 def judge_change(before: Estimate | None, after: Estimate | None) -> str:
     if before is None or after is None:
         return UNTOLD
-    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}: the intervals overlap"}
+    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}, as the intervals overlap"}
     return words[compare_estimates(after, before)]
 
 
@@ -301,7 +301,7 @@ def judge_curve(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Seque
     if apart.low is not None and apart.low > 0:
         return f"Non-linearly, slowly at first and then faster: {found} above the straight line."
     width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
-    return f"{UNTOLD}: the deviation from a straight line is {apart.value:+.2f}{width}."
+    return f"{UNTOLD}: the deviation from a straight line is {apart.value:+.2f}{width}.".replace("-", "−")
 
 
 def answer_batches(outcome: Outcome | None) -> Answers:
@@ -318,7 +318,7 @@ def answer_batches(outcome: Outcome | None) -> Answers:
     verdict, why = {
         1: ("Yes", f"{same}, so their share of a step shrinks."),
         -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
-        0: (f"{UNTOLD}: the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
+        0: (f"{UNTOLD}, as the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
     }[compare_estimates(speedups[last], speedups[first])]
     listed = ", ".join(
         f"{say_wide('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items())
@@ -342,7 +342,7 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
         ratio, whole = divide_steps(slow, usual), usual.step.value + delay
         times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
         longer = (
-            f"{UNTOLD} for certain: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per"
+            f"{UNTOLD} beyond doubt: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per"
             f" step{times}; with all of the {1e3 * delay:g} ms added it would be {say_wide('seconds', whole)}."
         )
     if cost is not None and cost.low is not None and cost.low > 0:

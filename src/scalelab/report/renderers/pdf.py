@@ -5,7 +5,8 @@ vectors with embedded fonts. typst measures the columns: a table too wide for th
 tables below each other that repeat the first column, as in a terminal. Characters that the fonts lack are spelled out.
 
 Narrow charts fill two columns, each chart going to the shorter one, so that pages fill; a chart that would leave a
-hole beside it takes the full width.
+hole beside it takes the full width. Charts float: one that does not fit stands at the foot of the next page, with the
+name of its row where the document has rows, and what follows takes its place.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from scalelab.errors import UsageError
-from scalelab.report.document import Chart, Document, Table
+from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.layout import TextColumn, format_columns, list_notes
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
@@ -71,7 +73,7 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
                 "charts": [
                     [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
-                    for columns in arrange_charts(section.charts)
+                    for columns in arrange_charts([_name_row(chart, section) for chart in section.charts])
                 ],
                 "tables": [_describe_table(table) for table in section.tables],
             }
@@ -87,7 +89,7 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
 
 
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
-    """Blocks from top to bottom, each of one column or of two."""
+    """Blocks from top to bottom, each of one column or of two; a block ends where both columns are about as high."""
     for wide, run in itertools.groupby(charts, key=is_wide):
         if wide:
             yield from ([[chart]] for chart in run)
@@ -99,10 +101,13 @@ def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
             shorter = heights.index(min(heights))
             columns[shorter].append(chart)
             heights[shorter] += _measure_height(chart)
+            if abs(heights[0] - heights[1]) <= _measure_height(chart) / 2:
+                yield columns
+                columns, heights = [[], []], [0.0, 0.0]
         fills_hole = max(heights) - min(heights) >= _measure_height(last) / 2
         if fills_hole:
             columns[heights.index(min(heights))].append(last)
-        if most:
+        if any(columns):
             yield columns
         if not fills_hole:
             yield [[last]]
@@ -110,6 +115,12 @@ def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
 
 def _measure_height(chart: Chart) -> float:
     return float(chart.spec.get("height", 0)) + WORDS_HEIGHT
+
+
+def _name_row(chart: Chart, section: Section) -> Chart:
+    """A chart of a recipe's row with the row in its title, as it may stand beside another row."""
+    row, named, _ = section.heading.partition(" · ")
+    return replace(chart, title=f"{row} · {chart.title}") if named and section.num_answers is not None else chart
 
 
 def _describe_chart(chart: Chart, directory: Path, name: str, num_columns: int) -> dict[str, str]:

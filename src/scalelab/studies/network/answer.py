@@ -197,12 +197,24 @@ def read_share(step: TracedStep) -> float | None:
     return (step.exposed_ns + step.overlapped_ns) / step.span_ns if step.span_ns else None
 
 
+def read_device_share(step: TracedStep) -> float | None:
+    """Communication over all that ran on the device, computation and communication, each counted where both did."""
+    communication = step.exposed_ns + step.overlapped_ns
+    busy = communication + step.compute_ns
+    return communication / busy if busy else None
+
+
 def read_latency(step: TracedStep) -> float | None:
-    """The mean time of one collective on this rank, waiting included: of those that all ranks' traces hold."""
-    count = step.num_collectives if step.num_matched is None else step.num_matched
-    if step.transfer_ns is None or step.waiting_ns is None or not count:
-        return None
-    return NANOSECONDS * (step.transfer_ns + step.waiting_ns) / count
+    """The mean time of one collective on this rank, waiting included: of those that all ranks' traces hold.
+
+    Where waiting cannot be told from transfer, of all of this rank's.
+    """
+    if step.transfer_ns is None or step.waiting_ns is None:
+        spent, count = step.exposed_ns + step.overlapped_ns, step.num_collectives
+    else:
+        spent = step.transfer_ns + step.waiting_ns
+        count = step.num_collectives if step.num_matched is None else step.num_matched
+    return NANOSECONDS * spent / count if count else None
 
 
 def read_transfer(step: TracedStep) -> float | None:

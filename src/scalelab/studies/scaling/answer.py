@@ -40,6 +40,7 @@ from scalelab.units import (
     format_interval,
     format_known,
     format_share,
+    format_times,
     format_value,
     is_known,
 )
@@ -243,13 +244,11 @@ def _describe_speedup(answer: ScalingAnswer, arm: Arm, *, is_main: bool) -> Iter
         return
     over = "the plain loop on 1 rank" if base is answer.plain else base.label
     did = "ran" if answer.is_strong else "did"
-    as_fast = f"times as fast as {over}" if answer.is_strong else f"times the work per second of {over}"
+    as_fast = f"as fast as {over}" if answer.is_strong else f"the work per second of {over}"
     who, share = f"{answer.strategy} on {arm.trial.num_ranks} ranks", format_known("share", efficiency)
-    known = f"{who} {did} {format_known('ratio', speedup)} {as_fast}: {share} efficiency."
-    unknown = f"The speedup of {who} over {over} is unknown: its interval is wider than the number."
     yield SPEEDUP(
         arm.label,
-        known if is_known(speedup) else unknown,
+        f"{who} {did} {format_times(speedup)} {as_fast}: {share} efficiency.",
         weight=MAIN if is_main else ASIDE,
         speedup=speedup,
         efficiency=efficiency,
@@ -331,7 +330,7 @@ def _describe_exposed(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
     if exposed is None:
         return
     known = f"{format_known('share', exposed.share)} of the step ({format_known('seconds', exposed.seconds)})"
-    share = known if is_known(exposed.seconds) else "unknown (its interval is wider than the number)"
+    share = known if is_known(exposed.seconds) else f"{format_known('seconds', exposed.seconds)} a step"
     text = f"Exposed communication at {format_count(arm.trial.num_ranks, 'rank')}: {share}, by ablation."
     yield EXPOSED(arm.label, text, seconds=exposed.seconds, share=exposed.share)
 

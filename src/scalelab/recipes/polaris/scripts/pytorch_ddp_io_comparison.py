@@ -31,7 +31,6 @@ PLACE = Path("io_data")
 
 
 def write_files(arrays):
-    """Every format once."""
     PLACE.mkdir(exist_ok=True)
     torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, PLACE / "data.pt")
     np.savez(PLACE / "plain.npz", **arrays)
@@ -53,15 +52,8 @@ def open_formats(arrays):
             yield title, [opened[name] for name in arrays]
     yield "PyTorch .pt", [tensor.numpy() for tensor in torch.load(PLACE / "data.pt").values()]
     for title, file in (("NumPy .npz compressed", "compressed.npz"), ("NumPy .npz uncompressed", "plain.npz")):
-        loaded = np.load(PLACE / file)
-        yield title, [loaded[name] for name in arrays]
+        yield title, list(np.load(PLACE / file).values())
     yield "NumPy .npy", [np.load(PLACE / f"{name}.npy", mmap_mode="r") for name in arrays]
-
-
-def draw_order(epoch):
-    """The samples of an epoch, shuffled by seed and epoch alone: every rank draws the same and takes its slices."""
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((0, epoch))))
-    return torch.from_numpy(generator.permutation(SAMPLES))
 
 
 def train(columns, rank, world_size, device):
@@ -72,7 +64,9 @@ def train(columns, rank, world_size, device):
     torch.manual_seed(rank)  # other dropout masks on every rank
     start = time.time()
     for epoch in range(EPOCHS):
-        for everyone in draw_order(epoch).split(BATCH * world_size):
+        # shuffled by seed and epoch alone: every rank draws the same order and takes its slices
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((0, epoch))))
+        for everyone in torch.from_numpy(generator.permutation(SAMPLES)).split(BATCH * world_size):
             chosen = everyone[rank * BATCH : (rank + 1) * BATCH].tolist()
             source, target = (torch.from_numpy(np.stack([part[i] for i in chosen])).to(device) for part in columns)
             loss = F.cross_entropy(model(source, target), target)
@@ -97,9 +91,8 @@ def main():
         seconds, loss = train(columns, rank, world_size, device)
         if rank == 0:
             print(f"{name}: {seconds:.2f}s, loss={loss:.9g}", flush=True)
-    if rank == 0:
-        for file in sorted(PLACE.iterdir()):
-            print(f"{file}: {file.stat().st_size / 2**20:.0f} MB")
+    for file in sorted(PLACE.iterdir()) if rank == 0 else ():
+        print(f"{file}: {file.stat().st_size / 2**20:.0f} MB")
     dist.destroy_process_group()
 
 

@@ -9,7 +9,6 @@ DATA=digits python HW5_PartB_0_network.py
 #
 # Train a float network, then quantize its weights (Q2), its activations (Q4) and its biases (Q5) by hand. A scale is a
 # factor: the integer is the number times its scale, rounded and clamped.
-#
 # `DATA=cifar10` (the default) reads the binary version of CIFAR-10 from `./data`; `DATA=digits` takes the digits of
 # scikit-learn, enlarged to the same shape, which need no download.
 
