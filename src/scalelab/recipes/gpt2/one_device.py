@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -208,7 +209,13 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
         main=Main("rate", "years for 1T parameters, 10T tokens", *years[1:]),
         tables=keep_tables(
             make_beside_table("rate", [rate], title="A model of 1T parameters", size=size),
-            make_beside_table("rate", [days, years], title="Training it on 10T tokens", size=size),
+            make_beside_table(
+                "rate",
+                [days, years],
+                title="Training it on 10T tokens",
+                size=size,
+                notes=("k, M, G, T: thousands, millions, billions, trillions of days and years",),
+            ),
         ),
         sentences=(
             f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"
@@ -231,11 +238,14 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
 
 
 def say_large(estimate: Estimate) -> str:
-    """At most four digits: `12.84 ± 0.23 million`."""
+    """At most four digits: `12.84 ± 0.23 million`, `108 ± 36 million`."""
     names = ("", "thousand", "million", "billion", "trillion")
     power = min(len(names) - 1, max(0, (len(f"{estimate.value:.0f}") - 1) // 3)) if estimate.value >= 1e4 else 0
-    width = "" if estimate.half_width is None else f" ± {estimate.half_width / 1000**power:.2g}"
-    return f"{estimate.value / 1000**power:.4g}{width} {names[power]}".strip()
+    value, width = estimate.value / 1000**power, (estimate.half_width or 0.0) / 1000**power
+    if not width:
+        return f"{value:.4g} {names[power]}".strip()
+    decimals = max(0, 1 - math.floor(math.log10(width)))
+    return f"{value:.{decimals}f} ± {width:.{decimals}f} {names[power]}".strip()
 
 
 def compare_printed(what: str, ours: Estimate, printed: str) -> Compared:

@@ -36,7 +36,7 @@ from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.units import format_interval, format_share
 
 NORM_SEEDS = 3
-REMEDIES = {SCALED: "linear scaling of the rate", WARMED: "a warm-up on top of it"}
+REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
 WORTH_SYNCHRONIZING = 0.01
 """R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
 
@@ -134,9 +134,9 @@ def answer_learning(
         "accuracy": f"{say('accuracy', large)} of training images were classified correctly in the last epoch with the"
         f" large batch, {say('accuracy', small)} with the small one. At the same rate, the large batch makes fewer"
         f" updates in as many epochs{describe_updates(updates)}.",
-        "remedies": f"By linear scaling, which multiplies the rate by the growth of the batch (published: {rate} ="
-        f" {published.SCALED_RATE}), and gradual warm-up, which raises it over the first epochs"
-        f" (Goyal et al. 2017).{judge_remedies(large, trained)}{explain_remedies(large, trained, updates, noise)}",
+        "remedies": f"By linear scaling of the rate with the batch (published: {rate} = {published.SCALED_RATE}) and"
+        f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained)}"
+        f"{explain_remedies(large, trained, updates, noise)}",
     }
 
 
@@ -147,16 +147,15 @@ def describe_updates(updates: Mapping[str, int]) -> str:
 
 def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]]) -> str:
     """What each remedy brings against the large batch alone, by intervals."""
-    words = {1: "helps", 0: "brings no resolved gain", -1: "makes it worse"}
+    words = {1: "helps", 0: "no resolved gain", -1: "worse"}
     said = [
-        f"{REMEDIES[name]} {words[compare_estimates(trained[name][1], large)]}:"
-        f" {say('accuracy', trained[name][1])} of training images correct"
+        f"{REMEDIES[name]} {say('accuracy', trained[name][1])} ({words[compare_estimates(trained[name][1], large)]})"
         for name in REMEDIES
         if name in trained
     ]
     if not said:
         return ""
-    return f" Here {'; '.join(said)}, against {say('accuracy', large)} at the unchanged rate."
+    return f" Here, of training images right: unchanged rate {say('accuracy', large)}, {', '.join(said)}."
 
 
 def explain_remedies(

@@ -31,6 +31,7 @@ from scalelab.studies.model_size import EXPOSED_BY_SIZE
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL, LOSS
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
 from scalelab.studies.straggler import STRAGGLER
 from scalelab.studies.strategies.report import EXCESS, UTILIZATION, VARIATION
@@ -79,7 +80,12 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     )
     place = "Nowhere significantly." if is_resolved else f"{UNTOLD}: the intervals include the ideal."
     if below:
-        place = f"At {below[0]} ranks, the fewest that are significantly below ideal."
+        first = next(arm for arm in fair if arm.trial.num_ranks == below[0])
+        efficiency = scale(divide_steps(plain, first), 1 / below[0])
+        place = (
+            f"At {below[0]} ranks, from 100 % to {say_wide('share', efficiency)}: the fewest that are significantly"
+            " below ideal."
+        )
     return {
         "linear": f"{said}. Over {over} on one rank, {listed}.",
         "drop": place,
@@ -114,7 +120,7 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     verdict = compare_estimates(large, small)
     which = {1: "In the large one", -1: "In the small one", 0: f"{UNTOLD}, as the intervals overlap"}[verdict]
     rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
-    differ = "the speedups above do not differ beyond their intervals" if verdict == 0 else "the speedups above do"
+    differ = f"the speedups above {'do not differ' if verdict == 0 else 'differ'} beyond their intervals"
     return {
         "efficient": f"{which}. Speedup on {ranks} ranks over one: {say_wide('ratio', large)} for {name(large_one)},"
         f" {say_wide('ratio', small)} for {name(small_one)}.",
@@ -341,14 +347,12 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
     if usual is not None and cost is not None:
         ratio, whole = divide_steps(slow, usual), usual.step.value + delay
         times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
+        is_longer = (cost.low or 0) > 0 or (ratio is not None and (ratio.low or 0) > 1)
+        verdict = "Every step, and so the whole training run, gets longer" if is_longer else f"{UNTOLD} beyond doubt"
         longer = (
-            f"{UNTOLD} beyond doubt: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per"
-            f" step{times}; with all of the {1e3 * delay:g} ms added it would be {say_wide('seconds', whole)}."
-        )
-    if cost is not None and cost.low is not None and cost.low > 0:
-        longer = (
-            f"Every step, and so the whole training run, gets longer by {say_wide('seconds', cost)}; the one slow rank"
-            f" sleeps {1e3 * delay:g} ms, so {format_share(min(1.0, cost.value / delay))} of its sleep is paid by all."
+            f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
+            f" One rank sleeps {1e3 * delay:g} ms and all wait for it; with all of its sleep added, a step would take"
+            f" {say_wide('seconds', whole)}."
         )
     return {
         "training_time": longer,
@@ -356,7 +360,8 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
             "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
             f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
             compare_losses(slow, usual),
-            *quote(outcome, STRAGGLER.name),
+            *quote(outcome, STRAGGLER.name, subject=slow.label),
+            *quote(outcome, WAITING.name),
         ),
     }
 
