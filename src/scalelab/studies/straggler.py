@@ -41,7 +41,6 @@ UNDELAYED, DELAYED = "undisturbed", "disturbed"
 """The configurations of a study that injects a delay, as runs on disk call them."""
 LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
 BASE = "the step without stalls"
-"""What shares in sentences are of: the slowest rank's own time and the exposed all-reduce."""
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
 
@@ -218,11 +217,11 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
     longest, main = diagnosis.longest_waiting, diagnosis.main
     if longest is not None and longest.share("waiting").value >= SMALLEST_EXCESS:
         waiting, share = longest.parts["waiting"], longest.share("waiting")
-        text = (
-            f"Rank {longest.rank} waits longest for the others: {format_known('seconds', waiting)} per step"
-            f" ({_name_share(waiting, share, main)})."
-        )
-        yield breakdown.WAITING(f"rank {longest.rank}", text, weight=REASON, seconds=waiting, share=share)
+        of_main = waiting.value * main.share.value / main.seconds.value if main else share.value
+        part = f"{format_share(min(1.0, of_main))} of {BASE if main else 'the step'}"
+        who, waits = f"rank {longest.rank}", f"{format_known('seconds', waiting)} per step ({part})"
+        text = f"Rank {longest.rank} waits longest for the others: {waits}."
+        yield breakdown.WAITING(who, text, weight=REASON, seconds=waiting, share=share)
     if answer.perturbation.seconds:
         yield from _compare_with_injected(answer)
         yield from _name_cost(answer)
@@ -232,14 +231,6 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
         saved = format_quantity("seconds", main.seconds.value)
         text = f"If rank {main.rank} were as fast as rank {main.other} there, a step would take up to {saved} less."
         yield GAIN(f"rank {main.rank}", text, seconds=main.seconds)
-
-
-def _name_share(waiting: Estimate, share: Estimate, main: Excess | None) -> str:
-    """Of the step that the excess of a slow rank is a share of; of the whole step where no rank is slow."""
-    if main is None or not main.share.value:
-        return f"{format_share(share.value)} of the step"
-    own_step = main.seconds.value / main.share.value
-    return f"{format_share(min(1.0, waiting.value / own_step))} of {BASE}"
 
 
 def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "") -> Iterator[Finding]:
