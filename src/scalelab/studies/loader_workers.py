@@ -233,11 +233,11 @@ def draw_split(table: Table) -> Chart | None:
 
 
 def name_best(sweep: Sweep) -> Iterator[Finding]:
-    """The fastest, if it is faster than none, and the fewest that do as well."""
+    """The fastest that is not slower than none, if it is faster, and the fewest that do as well."""
     ratios, others = sweep.ratios, [arm for arm in sweep.measured if arm is not sweep.reference]
     if not others:
         return
-    best = min(others, key=lambda arm: ratios[arm.label].value)
+    best = min(others, key=lambda arm: (judge(ratios[arm.label]) is Verdict.SLOWER, ratios[arm.label].value))
     ratio = ratios[best.label]
     verdict = judge(ratio)
     against = f"a step with {best.label} takes {format_interval('ratio', ratio)} times as long as without workers"
