@@ -188,7 +188,7 @@ def test_sigterm_while_a_pdf_is_written(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: any(temporary.glob("scalelab-pdf-*")))
+    wait_until(lambda: any(temporary.glob("scalelab-held-pdf-*")))
     command.send_signal(signal.SIGTERM)
     _, errors = command.communicate(timeout=60)
     left = [file.name for file in (*temporary.iterdir(), *tmp_path.glob("*report*"))]

@@ -50,7 +50,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 """Makes a rank write the stacks of all its threads into its log."""
 
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From prctl.h."""
 
 
@@ -191,6 +191,17 @@ def checkpoint_directory(directory: Path, run: TrainingRun) -> Path:
 def list_checkpoints(root: Path) -> list[Path]:
     """The checkpoints that were completed, oldest first."""
     return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8}", path.name) and path.is_dir())
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process what its descendants leave behind, daemons included (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ended_file(directory: Path) -> Path:
+    """The processes that outlived their ranks and were ended, if there were any; stays with the trial."""
+    return directory / "ended.json"
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:

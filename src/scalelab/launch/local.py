@@ -19,17 +19,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from scalelab.errors import LaunchFailed
-from scalelab.launch.agreement import DUMP_SIGNAL, EXIT_STORAGE, kill_group, log_file, remove_scratch, report_storage
+from scalelab.launch.agreement import (
+    DUMP_SIGNAL,
+    EXIT_STORAGE,
+    ended_file,
+    kill_group,
+    log_file,
+    remove_scratch,
+    report_storage,
+    write_words,
+)
 from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import storage_errors
+from scalelab.records.running import RANKS_VARIABLE, hold_directory, remove_leftovers
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial, TrialResult
 
@@ -41,7 +52,10 @@ class ServerProcess:
     """A running `scalelab.worker.forkserver`, in its own session: Ctrl-C reaches only the parent."""
 
     def __init__(self, python: str) -> None:
+        remove_leftovers()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
+        self._held = ExitStack()
+        directory = self._held.enter_context(hold_directory("ranks"))
         self._events, events_write = os.pipe()
         try:
             # -P: a file in the working directory must not take the place of a module that the server imports.
@@ -52,6 +66,7 @@ class ServerProcess:
                 stderr=self._log,
                 pass_fds=(events_write,),
                 start_new_session=True,
+                env=os.environ | {RANKS_VARIABLE: str(directory)},
             )
         finally:
             os.close(events_write)
@@ -108,6 +123,7 @@ class ServerProcess:
             self._process.wait()
         os.close(self._events)
         self._log.close()
+        self._held.close()
 
     def _next_line(self, seconds: float) -> dict[str, Any] | None:
         deadline = time.perf_counter() + seconds
@@ -144,6 +160,8 @@ class LocalLauncher:
 
     def __init__(self, python: str = "") -> None:
         self._server: ServerProcess | None = None
+        self._ended: list[str] = []
+        """What outlived the ranks of the last trial."""
         self._python = python
         """Another interpreter for the ranks, which has torch and this scalelab."""
 
@@ -178,6 +196,7 @@ class LocalLauncher:
             clear_previous(trial, directory)
         conditions = read_conditions()
         request = _make_request(trial, directory)
+        self._ended = []
         pids = server.launch_ranks(request, min(START_SECONDS, max(trial.timeout_seconds, ANSWER_SECONDS)))
         ends: dict[int, RankEnd] = {}
         try:
@@ -187,6 +206,8 @@ class LocalLauncher:
             self.close()
             raise
         measured = conditions.compare()
+        if self._ended:
+            write_words(ended_file(directory), {"processes": self._ended})
         if any(end.code == EXIT_STORAGE for end in ends.values()):
             raise report_storage(directory)
         return conclude_trial(
@@ -235,6 +256,7 @@ class LocalLauncher:
                 is_ending, deadline = True, time.perf_counter() + ANSWER_SECONDS
             else:
                 pid, code = event["pid"], event["code"]
+                self._ended += event["ended"]
                 ends[pid] = RankEnd(code=code, was_killed=pid in killed, is_timed_out=is_timed_out)
                 if code != 0 and not is_ending:
                     is_ending, deadline = True, min(deadline, time.perf_counter() + GRACE_SECONDS)
@@ -259,7 +281,7 @@ def clear_previous(trial: Trial, directory: Path) -> None:
     if trial.training_run is None:
         remove_scratch(directory)
         shutil.rmtree(directory / "trace", ignore_errors=True)
-    for pattern in ("rank*.log", "rank*.json", "step.log", "rendezvous-*.json"):
+    for pattern in ("rank*.log", "rank*.json", "step.log", "ended.json", "rendezvous-*.json"):
         for file in directory.glob(pattern):
             file.unlink()
 

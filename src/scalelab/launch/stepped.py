@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +56,7 @@ from scalelab.launch.utilization import OTHERS
 from scalelab.records.devices import find_kind
 from scalelab.records.launchers import LAUNCHERS, STARTERS, load
 from scalelab.records.observations import DeviceLoad
+from scalelab.records.running import hold_directory, remove_leftovers
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
 
 SUPERVISOR = "scalelab.launch.supervisor"
@@ -171,10 +171,13 @@ class StepLauncher:
     def launch(self, trial: Trial, directory: Path) -> TrialResult:
         """Run the trial as a step; whatever interrupts this call, the step is ended first."""
         launch = secrets.token_hex(4)
-        with tempfile.TemporaryDirectory(prefix="scalelab-") as scratch:  # torchrun never removes its own
+        remove_leftovers()
+        with hold_directory("torchrun") as scratch:  # torchrun never removes its own
             name = f"scalelab-{trial.name}-{launch}"
             try:
-                command = self.step.make_command(trial, name, (SUPERVISOR, str(directory.resolve()), launch), scratch)
+                command = self.step.make_command(
+                    trial, name, (SUPERVISOR, str(directory.resolve()), launch), str(scratch)
+                )
             except LaunchFailed as error:
                 return not_run(trial, str(error), cause=Cause.LAUNCHER)
             result = run_step(trial, directory, launch, [command])

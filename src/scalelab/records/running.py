@@ -3,7 +3,8 @@
 `running.json` in a run's directory names its process, so that no two execute the same run. Runs in different
 directories do not meet there: every process that measures also holds a file in the user's runtime directory, with the
 run and the cores it may use. The file is locked for as long as the process lives, so a killed one leaves no claim, and
-no clock is compared.
+no clock is compared. Temporary directories are locked the same way: one that nobody holds was left by a killed command,
+and the next start removes it, and ends the processes that name it in their environment.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -103,6 +106,59 @@ def open_locked(file: Path) -> TextIO:
         if file.exists():
             return stream
         stream.close()
+
+
+HELD = "scalelab-held-"
+"""Temporary directories that are locked while they are used."""
+RANKS_VARIABLE = "SCALELAB_RANKS"
+"""Names the held directory of a forkserver in the environment of everything that its ranks start."""
+
+
+@contextmanager
+def hold_directory(what: str) -> Iterator[Path]:
+    """A temporary directory that is gone afterwards; after a SIGKILL, with the next start."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{HELD}{what}-"))
+        handle = os.open(path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.is_dir():  # another start may have taken it for a dead one's before it was locked
+            break
+        os.close(handle)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(handle)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove what killed commands of this user left in the temporary directory; gives what it was, in words."""
+    found = []
+    for path in Path(tempfile.gettempdir()).glob(f"{HELD}*"):
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                if os.fstat(handle).st_uid != os.getuid():
+                    continue
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found += [f"process {pid}" for pid in end_processes_of(path)]
+                shutil.rmtree(path, ignore_errors=True)
+                found.append(str(path))
+            finally:
+                os.close(handle)
+    return found
+
+
+def end_processes_of(path: Path) -> list[int]:
+    """End what ranks of a killed command started, as far as it names the directory (Linux)."""
+    ended = []
+    wanted = f"{RANKS_VARIABLE}={path}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+                ended.append(int(entry.name))
+    return ended
 
 
 def find_cores() -> set[int]:

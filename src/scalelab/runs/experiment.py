@@ -29,7 +29,7 @@ from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
 from scalelab.report.document import Document, render_json
 from scalelab.report.findings import Caution, CautionKind
-from scalelab.runs.launching import choose_launcher, copy_for_script
+from scalelab.runs.launching import choose_launcher, copy_for_script, warn_of_ended
 from scalelab.units import format_bytes
 
 if TYPE_CHECKING:
@@ -275,6 +275,7 @@ def conclude_run(store: RunStore, study: Study) -> Document:
         *list_missing(store, study, num_missing=len(store.record.trials) - len(results) - len(damaged)),
         *look_at_hosts(results, environment),
         *warn_of_neighbours(store),
+        *warn_of_ended(store),
     ]
     return replace(
         document,

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from scalelab.errors import LaunchFailed, RankUnknown, UsageError
-from scalelab.launch.agreement import copied_directory
+from scalelab.launch.agreement import copied_directory, ended_file
 from scalelab.launch.batch.handover import JobLauncher
 from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.launcher import Launched, Launcher, open_launcher
 from scalelab.launch.local import LocalLauncher
+from scalelab.records.files import read_json
 from scalelab.records.launchers import LAUNCHERS, Scheduler
+from scalelab.records.running import hold_directory
 from scalelab.records.schema import write_trial
+from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
-from scalelab.units import format_bytes
+from scalelab.report.findings import Caution, CautionKind
+from scalelab.units import format_bytes, format_count
 
 
 class MixedLauncher:
@@ -78,12 +81,29 @@ def try_trial(trial: Trial, launcher: Launcher | None = None) -> TrialResult:
     """Run a trial in a directory that is removed afterwards: for a look, not for a result."""
     own = launcher or choose_launcher(trial, [trial])
     try:
-        with tempfile.TemporaryDirectory(prefix="scalelab-try-") as directory:
-            write_trial(Path(directory), trial)
-            return own.launch(trial, Path(directory))
+        with hold_directory("try") as directory:
+            write_trial(directory, trial)
+            return own.launch(trial, directory)
     finally:
         if launcher is None:
             own.close()
+
+
+OUTLIVED = CautionKind("outlived", "processes outlived the ranks that started them and were ended", "note", ("number",))
+
+
+def warn_of_ended(store: RunStore) -> Iterator[Caution]:
+    """What ranks had left running when their trial was over."""
+    files = [ended_file(store.trial_directory(name)) for name in store.record.trials]
+    names = [str(name) for file in files if file.is_file() for name in read_json(file).get("processes", ())]
+    if names:
+        listed = ", ".join(dict.fromkeys(names))
+        yield OUTLIVED(
+            "",
+            f"{format_count(len(names), 'process')} outlived the ranks that started them and were ended: {listed}",
+            "stop them in the workload: while they run they disturb what is measured next",
+            number=len(names),
+        )
 
 
 MOST_COPIED_BYTES = 1_000_000_000

@@ -9,7 +9,8 @@ over a pipe of its own that nothing else prints to, with events of one line each
 Not multiprocessing's forkserver, for two reasons: that one runs the caller's main module again in every rank, which
 for a measuring tool means the user's script; and its children outlive a killed parent. Here, when the parent's end of
 the pipe closes for whatever reason, all ranks are killed; when the forkserver itself is killed, the kernel kills the
-ranks (`PR_SET_PDEATHSIG`). Every rank leads a process group of its own, so that what it started ends with it.
+ranks (`PR_SET_PDEATHSIG`). Every rank leads a process group of its own, so that what it started ends with it; what left
+the group, a daemon, becomes the forkserver's child (`PR_SET_CHILD_SUBREAPER`) and is ended with the trial.
 
 Nothing here may compute with torch before forking: its thread pools do not survive a fork. Libraries of models, such
 as transformers, are imported here too, the first time that a workload names them: they take longer than torch.
@@ -21,6 +22,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -30,12 +32,21 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.launch.agreement import Assignment, die_with_parent, kill_group, log_file, name_rank_process
+from scalelab.launch.agreement import (
+    Assignment,
+    adopt_orphans,
+    die_with_parent,
+    kill_group,
+    log_file,
+    name_rank_process,
+)
+from scalelab.records.running import RANKS_VARIABLE
 from scalelab.records.schema import read_trial
 from scalelab.records.strategies import STRATEGIES
 from scalelab.worker.models.libraries import load_classes
@@ -139,23 +150,43 @@ class ForkServer:
             os._exit(code)
 
     def _reap(self) -> None:
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            self._children.discard(pid)
-            kill_group(pid)
-            self._send({"exited": {"pid": pid, "code": os.waitstatus_to_exitcode(status)}})
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid not in self._children:
+                    continue  # adopted, and ended by itself
+                self._children.discard(pid)
+                kill_group(pid)
+                ended = [] if self._children else end_children()
+                self._send({"exited": {"pid": pid, "code": os.waitstatus_to_exitcode(status), "ended": ended}})
 
     def _kill_children(self) -> None:
         for pid in self._children:
-            if not kill_group(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_group(pid)
+        end_children()
 
     def _send(self, event: dict[str, Any]) -> None:
         self._events.write(json.dumps(event) + "\n")
         self._events.flush()
+
+
+def end_children() -> list[str]:
+    """End every child of this process, and what those leave; gives the names of those that were alive."""
+    names: list[str] = []
+    while True:
+        children = psutil.Process().children()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                is_dead = child.status() == psutil.STATUS_ZOMBIE
+                names += [] if is_dead else [child.name()]
+                child.kill()
+        for child in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+        if not children:
+            return names
 
 
 def become_rank(assignment: Assignment, server: int) -> None:
@@ -165,9 +196,11 @@ def become_rank(assignment: Assignment, server: int) -> None:
     if assignment.rank and assignment.listen_fd is not None:
         os.close(assignment.listen_fd)
     signal.set_wakeup_fd(-1)
+    if RANKS_VARIABLE in os.environ:  # loader workers leave sockets and directories, which go with this one
+        multiprocessing.current_process()._config["tempdir"] = os.environ[RANKS_VARIABLE]  # type: ignore[attr-defined]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log = os.open(log_file(Path(assignment.directory), assignment.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    log = os.open(log_file(Path(assignment.directory), assignment.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
@@ -204,6 +237,7 @@ def find_loopback() -> str:
 
 def main(events_fd: str) -> None:
     """Serve over the standard input and the pipe that the parent handed over."""
+    adopt_orphans()
     for name in STRATEGIES:
         load_strategy(name)
     gc.collect()

@@ -29,6 +29,7 @@ from scalelab.cli.doctor.host import (
     Grade,
     OutputConsole,
     ask_mpi,
+    clean_up,
     describe_copy,
     describe_device,
     describe_member,
@@ -74,11 +75,15 @@ class Doctor:
     """Compare the launcher's rank and world size with those of mpi4py."""
     json: bool = False
     """Print one JSON object per check; under a launcher, one per rank and one per problem."""
+    clean: bool = False
+    """Only remove what killed commands left: temporary directories, processes, emulated hosts."""
 
 
 def main(args: Sequence[str]) -> int:
     doctor = parse_flags(Doctor, args, "doctor")
     console = OutputConsole()
+    if doctor.clean:
+        return clean_up(console)
     member = find_rank()
     if member is not None and member.num_ranks > 1:
         return examine_rank(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
 from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
+from scalelab.launch.ranks.namespaces import remove_stale
 from scalelab.launch.ranks.placement import (
     Placement,
     count_hyperthreads,
@@ -34,6 +36,7 @@ from scalelab.launch.ranks.placement import (
     read_placement,
 )
 from scalelab.records.environment import find_gpus, read_available_memory, usable_cores
+from scalelab.records.running import remove_leftovers
 from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity
 
@@ -75,6 +78,21 @@ def print_check(console: Console, check: DoctorCheck, *, is_json: bool = False) 
     console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(clean_lines(check.detail))}", soft_wrap=True)
     if check.next_step:
         console.print(f"{'':15}→ {escape(clean_lines(check.next_step))}", soft_wrap=True)
+
+
+def clean_up(console: Console) -> int:
+    """Remove what killed commands of this user left; every start of ranks does it too."""
+    removed = [*remove_leftovers(), *(f"emulated host {name}" for name in remove_abandoned())]
+    for words in removed:
+        console.print(f"removed {escape(clean_lines(words))}", soft_wrap=True)
+    if not removed:
+        console.print("Nothing was left", soft_wrap=True)
+    return 0
+
+
+def remove_abandoned() -> list[str]:
+    """Network namespaces of killed commands, where there may be any."""
+    return remove_stale() if shutil.which("ip") and os.geteuid() == 0 else []
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")

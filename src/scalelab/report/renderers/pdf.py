@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import UsageError
+from scalelab.records.running import hold_directory
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.layout import TextColumn, format_columns, list_notes
@@ -44,14 +44,13 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
         import typst
     except ImportError as error:
         raise UsageError(NO_TYPST) from error
-    with tempfile.TemporaryDirectory(prefix="scalelab-pdf-") as place:
-        directory = Path(place)
+    with hold_directory("pdf") as directory:
         described = describe_document(document.shorten() if is_brief else document, directory)
         described["brief"] = is_brief
         (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")
-        pdf: bytes = typst.compile(str(directory / "report.typ"), root=place, ignore_system_fonts=True)
+        pdf: bytes = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
     return pdf
 
 
