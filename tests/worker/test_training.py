@@ -265,6 +265,8 @@ def test_a_trial_of_an_own_optimizer_default_is_adam() -> None:
         ({"inputs": torch.ones(8, 3), "targets": torch.ones(8)}, True),
         ({"inputs": torch.ones(6, 3)}, False),
         (["a text"] * 3, True),
+        ({"x": torch.ones(50, 3), "edges": torch.ones(2, 90), "y": torch.ones(8)}, True),
+        ({"x": torch.ones(50, 3), "edges": torch.ones(2, 90), "y": torch.ones(7)}, False),
     ],
 )
 def test_a_batch_may_have_its_samples_second_or_in_a_list(batch: Any, is_right: bool) -> None:

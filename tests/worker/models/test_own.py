@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Cause, Status, StepKind
@@ -54,13 +55,27 @@ def test_a_criterion_is_known_by_the_names_of_its_parameters() -> None:
     criteria = (functional.cross_entropy, functional.mse_loss, functional.nll_loss, label_first)
     assert [one for one in criteria if not is_criterion(one)] == []
     assert is_criterion(partial(functional.cross_entropy, label_smoothing=0.1))
-    others: list[Any] = [lambda model, batch: None, lambda m, xy: None, lambda output: None, max, torch.dot]
+    by_one_name: list[Any] = [lambda prediction, mask: None, lambda x, y: None, lambda logits, classes: None]
+    assert [one for one in by_one_name if not is_criterion(one)] == []
+    others: list[Any] = [lambda net, target: None, lambda output, batch: None, lambda model, batch: None, lambda m, xy: None, lambda output: None, max, torch.dot]
     assert [one for one in others if is_criterion(one)] == []
 
 
 def test_a_functional_criterion_gives_the_loss_of_its_module() -> None:
     model, batch = nn.Linear(4, 3), (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
     assert as_loss(functional.cross_entropy)(model, batch) == as_loss(nn.CrossEntropyLoss())(model, batch)
+
+
+def test_a_criterion_and_a_batch_with_names_say_what_to_write() -> None:
+    def dice(prediction: Any, mask: Any) -> Any:
+        return (prediction - mask).mean()
+
+    with pytest.raises(UsageError) as caught:
+        as_loss(dice)(nn.Linear(4, 3), {"image": torch.ones(2, 4), "mask": torch.ones(2, 3)})
+    assert str(caught.value) == (
+        "the loss takes an output and a target, and a batch is a dict of image, mask: return lambda model, batch:"
+        " dice(model(batch['image']), batch['mask']), with your own keys, as the loss"
+    )
 
 
 @pytest.mark.ranks

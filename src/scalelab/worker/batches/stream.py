@@ -155,8 +155,9 @@ class BatchStream:
 def could_hold(batch: Any, num_samples: int, batch_dim: int = 0) -> bool:
     """Whether a batch may be one of so many samples.
 
-    Most are tensors with the samples first. Some models want the sequence first (T, B, F), and some a list with one
-    entry per sample: these pass too, and so does what has no tensor at all.
+    Most are tensors with the samples first. Some models want the sequence first (T, B, F), some a list with one entry
+    per sample, and a batch of graphs has nodes, edges and one label per graph: these pass too, and so does what has no
+    tensor at all.
     """
     if isinstance(batch, torch.Tensor):
         found = count_samples(batch, batch_dim)
@@ -164,7 +165,9 @@ def could_hold(batch: Any, num_samples: int, batch_dim: int = 0) -> bool:
         return found is None or found == num_samples or is_second
     parts = list_parts(batch)
     tensors = [part for part in parts if count_samples(part) is not None]
-    return not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples, batch_dim)
+    if not tensors or len(parts) == num_samples or could_hold(tensors[0], num_samples, batch_dim):
+        return True
+    return any(count_samples(tensor, batch_dim) == num_samples for tensor in tensors)
 
 
 def count_samples(batch: Any, batch_dim: int = 0) -> int | None:

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -38,8 +38,10 @@ BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 OUTPUT_NAMES = {"input", "inputs", "out", "output", "outputs", "pred", "preds", "prediction", "predictions", "logits"}
 OUTPUT_NAMES |= {"scores", "y_pred", "y_hat"}
-TARGET_NAMES = {"target", "targets", "label", "labels", "y", "y_true", "truth", "ground_truth"}
-"""What people call the parameters of a criterion."""
+TARGET_NAMES = {"target", "targets", "label", "labels", "y", "y_true", "truth", "ground_truth", "gt", "mask", "masks"}
+TARGET_NAMES |= {"true", "tgt", "expected", "reference"}
+"""What people call the parameters of a criterion; one of them is enough, where the other is not called so:"""
+MODEL_NAMES, BATCH_NAMES = {"model", "net", "network", "module", "m"}, {"batch", "b", "data", "sample", "samples"}
 EXPECTED = "return model, batches and loss (and optionally a function that creates the optimizer from the parameters)"
 FUNCTIONS = {
     "schedule": "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 30)",
@@ -194,10 +196,22 @@ def as_loss(loss: Loss | nn.Module | None) -> Loss:
     criterion: Callable[..., torch.Tensor] = loss
 
     def loss_of_pair(model: nn.Module, batch: Any) -> torch.Tensor:
+        if isinstance(batch, Mapping):
+            raise UsageError(explain_named_batch(loss, list(batch)))
         result: torch.Tensor = criterion(model(batch[0]), batch[1])
         return result
 
     return loss_of_pair
+
+
+def explain_named_batch(criterion: Any, keys: Sequence[Any]) -> str:
+    """What to write where a criterion meets a batch that is a dict."""
+    name = getattr(criterion, "__name__", "criterion")
+    first, second = (*map(repr, keys), "…", "…")[:2]
+    return (
+        f"the loss takes an output and a target, and a batch is a dict of {', '.join(map(str, keys))}: return"
+        f" lambda model, batch: {name}(model(batch[{first}]), batch[{second}]), with your own keys, as the loss"
+    )
 
 
 def read_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -220,4 +234,6 @@ def is_criterion(function: Callable[..., Any]) -> bool:
         names = [name.lower().strip("_") for name in inspect.signature(function).parameters][:2]
     except (TypeError, ValueError):  # built in, without a signature
         return False
-    return len(names) == 2 and names[0] in OUTPUT_NAMES and names[1] in TARGET_NAMES
+    if len(names) < 2 or names[0] in MODEL_NAMES or names[1] in BATCH_NAMES:
+        return False
+    return names[0] in OUTPUT_NAMES or names[1] in TARGET_NAMES
