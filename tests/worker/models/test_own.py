@@ -57,7 +57,15 @@ def test_a_criterion_is_known_by_the_names_of_its_parameters() -> None:
     assert is_criterion(partial(functional.cross_entropy, label_smoothing=0.1))
     by_one_name: list[Any] = [lambda prediction, mask: None, lambda x, y: None, lambda logits, classes: None]
     assert [one for one in by_one_name if not is_criterion(one)] == []
-    others: list[Any] = [lambda net, target: None, lambda output, batch: None, lambda model, batch: None, lambda m, xy: None, lambda output: None, max, torch.dot]
+    others: list[Any] = [
+        lambda net, target: None,
+        lambda output, batch: None,
+        lambda model, batch: None,
+        lambda m, xy: None,
+        lambda output: None,
+        max,
+        torch.dot,
+    ]
     assert [one for one in others if is_criterion(one)] == []
 
 

@@ -128,7 +128,8 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
             yield SAME_SAMPLES(
                 arm.label,
                 f"{arm.label}: ranks 0 and {same[0]} have the same loss in every step: they train on the same samples",
-                "draw each rank's own by rank and num_ranks, or give DataLoader a DistributedSampler",
+                "return a Dataset, which is split over the ranks, or let build() take rank and draw by it (in a script:"
+                " DistributedSampler)",
             )
             return
 
