@@ -155,7 +155,7 @@ class MemoryForecast(Memory):
     """Memory by forecast alone: a step on tensors without memory, and no measurement."""
 
     def plan(self) -> list[Trial]:
-        return [self._plan_forecast(row) for row in self._list_rows()]
+        return self.plan_forecasts()
 
 
 def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]:

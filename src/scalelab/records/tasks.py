@@ -326,7 +326,10 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rea
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="forecast"):
-    """Estimate the memory of a step on fake tensors: one process, and no step is taken."""
+    """Estimate a step on fake tensors: one process, and no step is taken."""
+
+    messages: bool = False
+    """Count its messages in a fake process group, instead of its memory."""
 
 
 class Quantize(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="quantize"):

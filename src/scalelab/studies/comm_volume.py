@@ -5,13 +5,14 @@ sizes of the model alone. Where theory is exact the two must be equal to the byt
 strategy sends something unnecessary or theory leaves something out.
 
 For a model with batch norm, three variants of DDP show what its statistics cost: buffers not broadcast, synchronized
-batch norm, and (resnet18) the same network without the norms.
+batch norm, and (resnet18) no norms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
@@ -30,6 +31,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import DEFAULT, SCRIPT, ParallelStrategy, find_strategy
+from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
@@ -38,8 +40,9 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, count_column, make_table, text_column
 from scalelab.studies.shared.arms import Arm, group_arms, name_sender
+from scalelab.studies.shared.fake import check_fake, mark_fake
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_forecast
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
@@ -56,6 +59,7 @@ from scalelab.units import format_bytes, format_count, format_interval, format_q
 from scalelab.workloads.image_options import Resnet18Options
 
 UNSENT, SYNCED, NO_NORM = "ddp-unsent", "ddp-synced", "ddp-no-norm"
+_count = partial(format_quantity, "count")
 WIRE_NOTES = (
     "on the wire: the least that a rank sends, mean over ranks (Patarasu & Yuan 2009)",
     "an all-gather or a reduce-scatter costs half an all-reduce of as many bytes",
@@ -95,6 +99,8 @@ class CommVolume(Study):
     batch_norm: bool = True
     """For models with buffers, also run ddp without broadcasting them, with synchronized batch norm, and (resnet18)
     without batch norm."""
+    fake: bool = False
+    """Start no ranks: count the messages of one process on fake tensors, in a fake process group of --ranks."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
 
@@ -102,6 +108,7 @@ class CommVolume(Study):
         check_at_least("ranks", self.ranks, 2)
         check_at_least("batch_per_rank", self.batch_per_rank, 1)
         check_strategies(self.strategies)
+        check_fake(self.fake, self.job)
         for name in self.strategies:
             if not find_strategy(name).has_processes:
                 raise UsageError(f"--strategies {name} sends no messages, its replicas share a process: leave it out")
@@ -112,8 +119,10 @@ class CommVolume(Study):
             return plan_sweep(self.job, self.sampling, [row])
         names = self.strategies
         rows = [self._make_row(name_row(name, self.ranks), name, fit_job(self.job, name, names)) for name in names]
-        if self.batch_norm and DEFAULT in self.strategies and may_have_norms(self.job):
-            rows += self._plan_norms()
+        has_norms = self.batch_norm and DEFAULT in self.strategies and may_have_norms(self.job)
+        rows += self._plan_norms() if has_norms else []
+        if self.fake:
+            return [plan_forecast(self.job, row, Forecast(messages=True)) for row in rows]
         return plan_sweep(self.job, self.sampling, rows)
 
     def _plan_norms(self) -> list[Configuration]:
@@ -162,16 +171,16 @@ class CommVolume(Study):
         kinds = make_kind_table(every)
         if kinds.rows:
             sections.append(Section(heading="By kind", tables=(kinds,), charts=draw_kinds(kinds)))
-        return Document(
+        size = (f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank")
+        document = Document(
             title=self.title,
             question=self.question,
-            setting=describe_measurement(
-                self.job, self.sampling, every, f"{self.ranks} ranks", f"{self.batch_per_rank} samples per rank"
-            ),
+            setting=describe_measurement(self.job, self.sampling, every, *size),
             sections=tuple(sections),
             findings=tuple(summarise_messages(arms, name_row(self.job.name_strategy(DEFAULT), self.ranks))),
             cautions=(*find_sweep_cautions(arms, reference), *warn_of_messages(every)),
         )
+        return mark_fake(document, self.job, *size) if self.fake else document
 
 
 def may_have_norms(job: Job) -> bool:
@@ -211,8 +220,7 @@ def find_differences(arm: Arm) -> list[MessageComparison]:
 def make_message_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
     """Time, messages and bytes of one step, for every configuration."""
     columns: list[Field[Arm]] = [
-        step_column(),
-        relative_column(reference),
+        *([] if arms and all(arm.trial.is_forecast for arm in arms) else [step_column(), relative_column(reference)]),
         count_column("num_messages", "messages", lambda arm: count_messages(list_lines(arm))),
         bytes_column("payload_bytes", "payload", lambda arm: sum_payload(list_lines(arm))),
         bytes_column("expected_bytes", "by theory", sum_expected),
@@ -358,10 +366,6 @@ def _describe_ratio(ratio: Estimate | None, before: str) -> str:
     return f"{before} {words.get(judge(ratio), f'takes {said} times as long as with ddp')}"
 
 
-def _count(number: int | None) -> str:
-    return format_quantity("count", number)
-
-
 def _find(arm: Arm | None, purpose: str) -> list[MessageComparison]:
     return [line for line in list_lines(arm) if line.purpose == purpose] if arm is not None else []
 
@@ -384,17 +388,12 @@ def draw_kinds(table: Table) -> tuple[Chart, ...]:
         run, kind, purpose, phase, count, payload = (
             cells[position[key]].value for key in ("run", "kind", "purpose", "phase", "num_messages", "payload_bytes")
         )
-        place = {"name": run, "key": run, "phase": phase, "count": count}
-        rows.append(place | {"payload_bytes": payload, "series": f"{kind} of {purpose}"})
+        what = {"payload_bytes": payload, "series": f"{kind} of {purpose}"}
+        rows.append({"name": run, "key": run, "phase": phase, "count": count} | what)
     names, kinds = ({str(row[field]) for row in rows} for field in ("name", "series"))
     if len(names) < 2 or len(kinds) > MOST_SERIES:
         return ()
-    chart = plot_bars(
-        title="Payload per step by kind",
-        x=Axis(field="payload_bytes", title="payload", quantity="bytes"),
-        y=Axis(field="name", title="", quantity="text"),
-        rows=rows,
-        extra={"phase": "in", "count": "messages"},
-        caption="In the order of the legend; the same kind in two phases of a step is two pieces.",
-    )
-    return (chart,)
+    x, y = Axis(field="payload_bytes", title="payload", quantity="bytes"), Axis(field="name", title="", quantity="text")
+    caption = "In the order of the legend; the same kind in two phases of a step is two pieces."
+    extra = {"phase": "in", "count": "messages"}
+    return (plot_bars(title="Payload per step by kind", x=x, y=y, rows=rows, extra=extra, caption=caption),)

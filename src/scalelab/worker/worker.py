@@ -51,6 +51,7 @@ from scalelab.worker.batches.stored_set import read_from_set
 from scalelab.worker.device import choose_device, find_driver
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
+from scalelab.worker.instruments.fake_group import forecast_messages
 from scalelab.worker.instruments.instruments import look
 from scalelab.worker.loop import run_block
 from scalelab.worker.memory.forecast import forecast_memory
@@ -113,8 +114,8 @@ def is_of_storage(error: BaseException, directory: Path) -> bool:
 def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: RankReport, lines: list[Any]) -> RankReport:
     """Do what the trial is for; extends `lines` by every timing as it is taken."""
     match trial.task:
-        case Forecast():
-            return forecast_memory(trial, report)
+        case Forecast() as forecast:
+            return (forecast_messages if forecast.messages else forecast_memory)(trial, report)
         case Exchange() as exchange:
             device, report = _enter(trial, assignment, report)
             report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)

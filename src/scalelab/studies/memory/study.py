@@ -36,8 +36,9 @@ from scalelab.studies.memory.report import (
     make_reading_table,
     summarise_memory,
 )
-from scalelab.studies.shared.job import Job, describe_trial_fields
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.fake import check_fake, mark_fake
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, plan_forecast, plan_rounds
 from scalelab.studies.shared.study import Study
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.units import format_bytes, format_count, parse_bytes
@@ -66,6 +67,8 @@ class Memory(Study):
     """Samples per step on each rank."""
     device_memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """Memory of a device to fit into, for example 40GB, judged by forecast. None: not judged."""
+    fake: bool = False
+    """Start no ranks: forecast only, on fake tensors. So --ranks 1024 --device cuda needs neither."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=make_short_sampling)
 
@@ -86,6 +89,7 @@ class Memory(Study):
             raise UsageError(f"--batches {' '.join(map(str, self.batches))} names a batch twice: give each once")
         if self.device_bytes is not None:
             check_at_least("device_memory", self.device_bytes, 1)
+        check_fake(self.fake, self.job)
 
     @property
     def device_bytes(self) -> int | None:
@@ -96,8 +100,14 @@ class Memory(Study):
         rows = self._list_rows()
         if self.job.script is not None:
             return plan_rounds(self.job, self.sampling, rows)  # fake tensors cannot run a script
+        forecasts = self.plan_forecasts()
+        if self.fake:
+            return forecasts
         measured = [row for row in rows if row.num_ranks <= self._most_ranks] or rows
-        return [*(self._plan_forecast(row) for row in rows), *plan_rounds(self.job, self.sampling, measured)]
+        return [*forecasts, *plan_rounds(self.job, self.sampling, measured)]
+
+    def plan_forecasts(self) -> list[Trial]:
+        return [plan_forecast(self.job, row, Forecast(), FORECAST) for row in self._list_rows()]
 
     @property
     def _most_ranks(self) -> int:
@@ -136,17 +146,6 @@ class Memory(Study):
             for batch in sorted(self.batches)
         ]
 
-    def _plan_forecast(self, row: Configuration) -> Trial:
-        return Trial(
-            configuration=f"{FORECAST}{row.name}",
-            strategy=row.strategy,
-            num_ranks=row.num_ranks,
-            global_batch=row.global_batch,
-            label=row.label,
-            task=Forecast(),
-            **describe_trial_fields(row.job or self.job, row.strategy),
-        )
-
     def refuse(self, trial: Trial, results: Sequence[TrialResult]) -> str | None:
         """A machine that runs out of memory may kill more than the trial."""
         if trial.is_forecast or trial.device != "cpu":
@@ -179,7 +178,7 @@ class Memory(Study):
             heading = f"Does it fit into {format_bytes(self.device_bytes)}?"
             table = make_fit_table(rows, self.device_bytes)
             sections.append(Section(heading=heading, tables=(table,), charts=draw_fit(table, self.device_bytes)))
-        return Document(
+        document = Document(
             title=self.title,
             question=self.question,
             setting=self._describe(rows),
@@ -187,6 +186,7 @@ class Memory(Study):
             findings=tuple(summarise_memory(rows, self.device_bytes)),
             cautions=tuple(find_memory_cautions(rows, self.device_bytes, self._name_unplanned(rows))),
         )
+        return mark_fake(document, self.job, format_count(self.ranks, "rank")) if self.fake else document
 
     def _describe(self, rows: Sequence[MemoryRow]) -> str:
         counts = [rank.num_parameters for row in rows for rank in _list_ranks(row) if rank.num_parameters]
@@ -197,7 +197,7 @@ class Memory(Study):
 
     def _name_unplanned(self, rows: Sequence[MemoryRow]) -> list[str]:
         """Configurations that only a machine with more devices could measure."""
-        if not find_kind(self.job.found_device).is_listed:
+        if self.fake or not find_kind(self.job.found_device).is_listed:
             return []
         return [row.label for row in rows if row.measured_result is None and row.trial.num_ranks > self._most_ranks]
 

@@ -13,7 +13,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
 from scalelab.records.strategies import SCRIPT, find_strategy
-from scalelab.records.tasks import Measure, Script
+from scalelab.records.tasks import Forecast, Measure, Script
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
@@ -102,6 +102,19 @@ class Configuration:
     """What tables call it; empty: its strategy and number of ranks."""
     instruments: tuple[Instrument, ...] = ()
     """What is recorded besides time, in its first round."""
+
+
+def plan_forecast(job: Job, row: Configuration, task: Forecast, prefix: str = "") -> Trial:
+    """A row as one process on fake tensors; its ranks are not started."""
+    return Trial(
+        configuration=f"{prefix}{row.name}",
+        strategy=row.strategy,
+        num_ranks=row.num_ranks,
+        global_batch=row.global_batch,
+        label=row.label,
+        task=task,
+        **describe_trial_fields(row.job or job, row.strategy),
+    )
 
 
 def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configuration]) -> list[Trial]:

@@ -15,6 +15,8 @@ torch's allocator while it runs. Its size follows from oneDNN's blocking: the pr
 layout of the matrices. There is no formula to copy and torch does not expose the query, so every distinct product is
 run once, for real, on matrices of at most 2048 rows and columns (8 MB in bfloat16); blocks hardly grow beyond that.
 
+On an accelerator the optimizer goes over all parameters at once (`foreach`), as torch's default there does.
+
 What is not in it: what other kernels need while they run (oneDNN's and cuDNN's convolutions), torch.compile's fusions,
 the memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
 """
@@ -58,6 +60,7 @@ from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation, Spreading
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
+from scalelab.worker.device import find_driver
 from scalelab.worker.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
@@ -89,11 +92,11 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
         raise UsageError(
             f"memory cannot be estimated for {trial.strategy}, which has no memory rules: use {PLAIN} or {DEFAULT}"
         )
-    device = torch.device(trial.device)
+    device = choose_fake_device(trial)
     try:
         with stay_fake() as fake_mode:
             training = build_plain(trial, device, fake_mode)
-            recorder = Recorder(training, device, trial.threads_per_rank)
+            recorder = Recorder(training, device, trial)
             recorder.run()
     except NEEDS_VALUES as error:
         raise UsageError(
@@ -127,7 +130,18 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
     seed_everything(plain.seed)
     workload = load_workload(plain, 0)
     workload = replace(workload, batches=OutsideBatches(workload.batches, fake_mode), test_batches=None)
-    return replace(dress_workload(workload, plain, 0, device), scaler=None, synchronize=lambda: None)
+    training = dress_workload(workload, plain, 0, device)
+    if find_kind(trial.device).is_accelerator:
+        for group in (group for optimizer in training.optimizers for group in optimizer.param_groups):
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True  # torch's default there, which keeps a temporary of every parameter
+    return replace(training, scaler=None, synchronize=lambda: None)
+
+
+def choose_fake_device(trial: Trial) -> torch.device:
+    """Where fake tensors say that they are: the CPU where torch has no such device, for its engine would abort."""
+    driver = find_driver(trial.device)
+    return torch.device(trial.device if driver is not None and driver.count() else "cpu")
 
 
 def describe_sharding(trial: Trial, training: Training) -> Sharding:
@@ -186,7 +200,7 @@ def measure_scratchpad(func: Any, operands: Iterable[Operand], num_threads: int)
 class Recorder(TorchDispatchMode):
     """Writes down when storages are made and released in two steps of a fake training."""
 
-    def __init__(self, training: Training, device: torch.device, num_threads: int) -> None:
+    def __init__(self, training: Training, device: torch.device, trial: Trial) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = MemoryRecording([], [])
         self.standing: dict[str, int] = {}
@@ -196,7 +210,8 @@ class Recorder(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._known: set[int] = set()
         """What was there before, and this step's batch."""
-        self._num_threads = num_threads
+        self._kind = find_kind(trial.device)
+        self._num_threads = trial.threads_per_rank
         self._scratchpads: dict[tuple[Any, ...], int] = {}
         """Bytes by operator and operands."""
 
@@ -214,7 +229,7 @@ class Recorder(TorchDispatchMode):
         for result in tree_leaves(results):
             if isinstance(result, torch.Tensor) and result.device.type == self._device.type:
                 self._see(result.untyped_storage())
-        if func in PRODUCTS and self._device.type == "cpu" and has_kernels(args[0].dtype):
+        if func in PRODUCTS and not self._kind.is_accelerator and has_kernels(args[0].dtype):
             self._see_scratchpad(func, tuple(shorten_operand(operand) for operand in args))
         return results
 
@@ -239,7 +254,7 @@ class Recorder(TorchDispatchMode):
         self._add(-self._sizes.pop(address), address)
 
     def _add(self, num_bytes: int, address: int) -> None:
-        block = find_kind(self._device.type).block_bytes
+        block = self._kind.block_bytes
         num_bytes = -(-num_bytes // block) * block
         events = self.recording.events
         events.append(MemoryEvent(float(len(events)), num_bytes, address))

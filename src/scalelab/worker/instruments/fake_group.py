@@ -1,0 +1,136 @@
+"""The messages of a job that was never started: one rank's step on fake tensors, in a fake process group of any size.
+
+The workload is put under its real strategy, so what is counted is what torch's own DDP and FSDP start at that world
+size, and nothing is sent. torch's fake process group says at once that a collective is done.
+
+Some of torch's code wants to see memory or values where there are none, and is answered in its place:
+
+    DDP         has a reducer in C++ that reads values: it gets real tensors on the CPU. It does not compare and
+                broadcast parameters when it is made, and averages by a hook, for the fake group returns nothing
+    FSDP1       asks whether a storage has memory by its address; here by its size
+    DeviceMesh  lists its ranks, which are real numbers
+
+Fake tensors are on the CPU by name wherever the accelerator itself is missing: torch's engine aborts the process over
+a device that its build does not have. Nothing is sent because of a device, so the bytes are the same.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
+
+from scalelab.errors import UsageError
+from scalelab.records.observations import RankReport
+from scalelab.records.settings import Perturbation
+from scalelab.records.strategies import find_strategy
+from scalelab.records.trial import Trial
+from scalelab.worker.instruments.messages import watch_messages
+from scalelab.worker.memory.forecast import OutsideBatches, choose_fake_device, stay_fake
+from scalelab.worker.memory.recording import list_replicas
+from scalelab.worker.models.load import load_workload
+from scalelab.worker.randomness import seed_everything
+from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.training import Training, dress_workload
+
+NUM_SETTLING_STEPS = 2
+"""Before the step that is counted: DDP rebuilds its buckets after the first."""
+
+
+def forecast_messages(trial: Trial, report: RankReport) -> RankReport:
+    """The report with the messages of one step of a rank, and the sizes that they follow from."""
+    if trial.spreading.gradient_hook != "none":
+        raise UsageError(
+            f"--comm-hook {trial.spreading.gradient_hook} waits for results that a fake process group does not have:"
+            " drop it, or drop --fake"
+        )
+    with join_fake_group(trial.num_ranks, report.rank):
+        with build_fake(trial, report.rank) as training:
+            for _ in range(NUM_SETTLING_STEPS):
+                take_step(training, mark_nothing)
+            report = watch_messages(trial, training, Path(), report)
+        return replace(
+            report,
+            num_parameters=training.num_parameters,
+            num_passes=training.accumulation,
+            buffer_bytes=sum(buffer.nbytes for buffer in training.model.buffers()),
+        )
+
+
+@contextmanager
+def join_fake_group(num_ranks: int, rank: int) -> Iterator[None]:
+    """A process group of so many ranks, of which only this one exists."""
+    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=num_ranks)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def build_fake(trial: Trial, rank: int) -> Iterator[Training]:
+    """One rank of the job under its strategy, without memory, a loss scale or delays."""
+    trial = replace(
+        trial,
+        options={name: 0 if name == "workers" else value for name, value in trial.options.items()},
+        perturbation=Perturbation(),
+        shape=replace(trial.shape, compile=False),
+    )
+    has_reducer = find_strategy(trial.strategy).rebuilds_buckets
+    with ExitStack() as stack:
+        fake_mode = None if has_reducer else stack.enter_context(stay_fake())
+        stack.enter_context(answer_for_memory())
+        seed_everything(trial.seed)
+        workload = load_workload(trial, 0)  # every rank gets as many samples
+        if fake_mode is not None:
+            workload = replace(workload, batches=OutsideBatches(workload.batches, fake_mode), test_batches=None)
+        device = torch.device("cpu") if has_reducer else choose_fake_device(trial)
+        training = dress_workload(workload, trial, rank, device)
+        for replicated in list_replicas(training.model):
+            replicated.register_comm_hook(None, average_gradients)
+        yield replace(training, scaler=None, synchronize=lambda: None)
+
+
+# torch reads these annotations, and not as text: hence no `from __future__ import annotations` in this file.
+def average_gradients(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook, with a result that it can use."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+@contextmanager
+def answer_for_memory() -> Iterator[None]:
+    """Put answers in the place of questions that fake tensors cannot be asked."""
+    make_mesh = DeviceMesh.__init__
+
+    def make_real_mesh(*args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            ranks = kwargs.get("_rank_map")
+            if isinstance(ranks, FakeTensor):
+                kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=ranks.dtype)
+            make_mesh(*args, **kwargs)
+
+    def has_size(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().size() > 0
+
+    replicas = "torch.nn.parallel.distributed"
+    with (
+        patch(f"{replicas}._verify_param_shape_across_processes", lambda *_, **__: None),
+        patch(f"{replicas}._sync_module_states", lambda *_, **__: None),
+        patch("torch.distributed.fsdp._flat_param._data_ptr_allocated", has_size),
+        patch.object(DeviceMesh, "__init__", make_real_mesh),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", ".*register_comm_hook.*")
+        yield
