@@ -15,11 +15,13 @@ from scalelab.records.trial import Status
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.script import ScriptSource
 from scalelab.studies.throughput import Throughput
 from tests.cli.commands import make_environment
 from tests.launch.lent import lend_ranks
 from tests.launch.programs import find_mpiexec
 from tests.slurm import Cluster
+from tests.worker.script.scripts import write_script
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SAMPLING = Sampling(rounds=1, steps=4, phase_steps=0, comm_free_steps=0, profile_steps=0, control=False)
@@ -79,6 +81,25 @@ def test_a_study_learns_the_same_under_a_launcher(
     assert {rank.exit_code for rank in result.ranks} == {0}
     assert len({rank.cores for rank in result.ranks}) == (2 if not result.trial.is_oversubscribed else 1)
     assert len({rank.host for rank in result.ranks}) == 1
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpich"])
+def test_a_script_is_measured_under_a_launcher(name: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = (
+        {"launcher": name} if name == "torchrun" else {"launcher": "mpi", "mpiexec": find_mpiexec(name)}
+    )
+    script = ScriptSource(
+        target=str(write_script(tmp_path)), arguments=("--batch-size", "{batch_per_rank}"), directory=str(tmp_path)
+    )
+    study = Throughput(job=Job(script=script, **fields), ranks=2, batch_per_rank=4, sampling=SAMPLING)
+    store, _ = run_study(study, runs_dir=tmp_path / "runs")
+    result = store.result("throughput-r1")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
+    for rank in range(2):
+        printed = [float(line) for line in (tmp_path / f"losses{rank}.txt").read_text().split()]
+        seen = [one.loss for one in result.samples if one.rank == rank]
+        assert seen == printed[: len(seen)]
+        assert seen
 
 
 def test_a_study_learns_the_same_in_an_allocation_of_slurm(

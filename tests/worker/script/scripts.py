@@ -12,7 +12,7 @@ from scalelab.records.trial import StepPlan, Trial
 PLAN = StepPlan(lead_in_steps=4, clean_steps=4, phase_steps=2, comm_free_steps=2, cycles=1)
 
 DDP_SCRIPT = """
-import argparse, os
+import argparse, atexit, os
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +23,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=4)
 args = parser.parse_args()
 dist.init_process_group("gloo")
+atexit.register(dist.destroy_process_group)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 8), torch.randint(0, 4, (512,)))
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))

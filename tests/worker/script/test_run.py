@@ -38,7 +38,7 @@ def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLaunch
         assert (report.num_optimizers, report.num_passes, report.num_samples) == (1, 1, 4)
         num_parameters = 8 * 16 + 16 + 16 * 4 + 4
         assert result.ranks[rank].num_parameters == num_parameters
-        assert (report.strategy, report.left_out) == ("ddp", {})
+        assert (report.strategy, report.left_out, report.has_group) == ("ddp", {}, True)
         check_instruments(result.ranks[rank], 4 * num_parameters)
 
 

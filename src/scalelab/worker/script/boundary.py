@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -89,7 +89,7 @@ class StepRule:
         return self.last is None or is_regular(self._calls, self.last)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepFacts:
     """What happened between two step ends."""
 
@@ -198,28 +198,28 @@ class SilentPasses:
                 self._facts.other_work.add("evaluation")
 
 
-class QuickStep(NamedTuple):
-    """A clean step as it was taken: on the host's monotonic clock."""
-
-    start: float
-    end: float
-    losses: list[Any]
-    num_passes: int
+QuickStep = tuple[float, float, list[Any], int]
+"""A clean step as it was taken: its start and end on the host's monotonic clock, its losses, its backward passes."""
 
 
 class QuickSteps:
     """Takes clean steps of the one optimizer that ends them in a single call, to be sorted out later.
 
     The training evicts our code and data from the processor's caches, so a step costs by how much of both it touches.
+    That is why everything that it touches is here and in `StepFacts`.
     """
 
+    __slots__ = ("_optimizer", "_synchronize", "left", "num_calls", "outermost", "start", "taken", "unscaled")
+
     def __init__(self) -> None:
-        self.left = 0
-        """Steps that may still be taken."""
+        self.left = 0  # steps that may still be taken
         self.taken: list[QuickStep] = []
+        self.outermost: object = None  # the optimizer that is stepping
+        self.num_calls = 0  # of optimizers
+        self.unscaled: tuple[weakref.ref[torch.Tensor], Any] | None = None  # a loss as scaled, and before
+        self.start = 0.0
         self._optimizer: object = None
         self._synchronize: Callable[[], None] | None = None
-        self.start = 0.0
 
     def begin(self, optimizer: object, num_steps: int, synchronize: Callable[[], None] | None) -> None:
         """Take so many steps, the first of which begins now."""
@@ -227,13 +227,12 @@ class QuickSteps:
         self.start = perf_counter()
 
     def take(self, optimizer: object, facts: StepFacts) -> bool:
-        """The step ends here; False: there is more to it, and somebody has to look."""
-        if optimizer is not self._optimizer or facts.other_work or facts.has_closure:
+        """The step ends here; False: there is more to it than time and loss."""
+        if optimizer is not self._optimizer or facts.other_work:
             return False
         if self._synchronize is not None:
             self._synchronize()
-        end = perf_counter()
-        self.taken.append(QuickStep(self.start, end, facts.losses, facts.num_passes))
+        self.taken.append((self.start, perf_counter(), facts.losses, facts.num_passes))
         facts.losses, facts.num_passes, facts.num_silent = [], 0, 0
         self.left -= 1
         self.start = perf_counter()

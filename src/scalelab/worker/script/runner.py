@@ -26,7 +26,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -258,7 +257,7 @@ def describe_seen(session: ScriptSession) -> str:
     counts = {
         "trained module": len(watch.trained),
         "backward pass": watch.num_backward,
-        "optimizer call": watch.num_calls,
+        "optimizer call": watch.quick.num_calls,
     }
     if session.num_forks:
         counts["fork"] = session.num_forks
@@ -290,6 +289,7 @@ def measure_script(
             delays=find_delays(trial, rank),
             observers={name: plan_observer(name, trial, directory, rank) for name in trial.instruments},
         )
+        session.report = report
         os.register_at_fork(after_in_child=session.abandon, after_in_parent=session.count_fork)
         try:
             with (
@@ -300,10 +300,7 @@ def measure_script(
             wait_for_all(store, trial.num_ranks)
         finally:
             leave_script()
-    report = replace(report, script=describe_script(session), num_parameters=count_parameters(session))
-    for observer in session.observed:
-        report = observer.complete(report)
-    return report
+    return replace(session.report, script=describe_script(session), num_parameters=count_parameters(session))
 
 
 def find_delays(trial: Trial, rank: int) -> dict[str, float]:
@@ -354,7 +351,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         obstacle=session.obstacle,
         strategy=name_strategy(session.watch.trained),
         left_out=session.left_out,
-        has_group=dist.is_initialized(),
+        has_group=session.has_group,
     )
 
 

@@ -14,9 +14,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch import nn
 
 from scalelab.errors import UsageError
+from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.device import find_driver_of
@@ -30,7 +32,7 @@ from scalelab.worker.script.instrumented import (
     without_all_reduce,
 )
 from scalelab.worker.script.observers import CannotObserve, Observer
-from scalelab.worker.script.watch import TrainingWatch
+from scalelab.worker.script.watch import TrainingWatch, wait_for_nothing
 from scalelab.worker.strategies.apply import looks_for_unused
 
 LEARNING_STEPS = 3
@@ -110,10 +112,12 @@ class ScriptSession:
         )
         self.watch.on_quick = self._record_quick
         self._batch_source = "the data loader gave"
-        self._synchronize: Callable[[], None] = lambda: None
+        self._synchronize: Callable[[], None] = wait_for_nothing
         self._stack = ExitStack()
         self.num_steps = 0
         """Steps seen so far, of every kind."""
+        self.has_group = False
+        """Whether there was a process group in the first step; a script may end it at its own end."""
         self.num_forks = 0
         """Processes that the script forked, data loader workers among them."""
         self.num_apart = Counter[str]()
@@ -131,6 +135,8 @@ class ScriptSession:
         """Why communication-free steps were left out."""
         self.left_out: dict[str, str] = {}
         """Why instruments were left out, by name."""
+        self.report = RankReport(rank=rank)
+        """Where instruments write what they saw, before the script ends its process group."""
         self.observed: list[Observer] = []
         """Those that took all their steps."""
         self._waiting = dict(observers or {})
@@ -223,10 +229,10 @@ class ScriptSession:
             self.watch.begin_quick(block.num_steps - self._in_block - 1)
 
     def _record_quick(self, taken: Sequence[QuickStep], start: float) -> None:
-        for one in taken:
-            self.num_uneven += one.num_passes != self.num_passes
-            seconds, loss = one.end - one.start, sum_losses(one.losses)
-            self._sink.append(StepSample(self._rank, self.num_steps, StepKind.CLEAN, one.start, seconds, loss=loss))
+        for began, ended, losses, num_passes in taken:
+            self.num_uneven += num_passes != self.num_passes
+            loss = sum_losses(losses)
+            self._sink.append(StepSample(self._rank, self.num_steps, StepKind.CLEAN, began, ended - began, loss=loss))
             self.num_steps += 1
         self._in_block += len(taken)
         self._start = start
@@ -252,6 +258,7 @@ class ScriptSession:
         """Learn from the first steps; enter the next block where this one is complete."""
         is_last = self._in_block >= self._blocks[self._position].num_steps
         if self.num_steps == 1:
+            self.has_group = dist.is_initialized()
             self._synchronize = self.watch.synchronize = choose_synchronize(self.watch.trained)
         elif self.num_steps >= LEARNING_STEPS and not self._is_learned and (is_last or not facts.other_work):
             self._learn(facts)
@@ -287,6 +294,8 @@ class ScriptSession:
                 self._stack.enter_context(self._observer)
                 self._observer.begin()
                 return
+        for one in self.observed:
+            self.report = one.complete(self.report)
         raise ScriptEnded
 
     def _learn(self, facts: StepFacts) -> None:
@@ -355,4 +364,4 @@ class ScriptSession:
 def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
     """Waits for the device that the modules are on; on a CPU there is nothing to wait for."""
     driver = find_driver_of(parameter for module in trained for parameter in module.parameters())
-    return driver.synchronize if driver is not None else lambda: None
+    return driver.synchronize if driver is not None else wait_for_nothing

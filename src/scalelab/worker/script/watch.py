@@ -59,7 +59,7 @@ class TrainingWatch:
         self._numbers = count()  # an optimizer may be gone when the next one comes
         self.rule = StepRule()
         self.delays = delays or {}
-        self.synchronize: Callable[[], None] = lambda: None
+        self.synchronize: Callable[[], None] = wait_for_nothing
         self.trained: list[nn.Module] = []
         """The outermost modules that were called in training and have parameters to train."""
         self.first_forward: float | None = None
@@ -72,10 +72,7 @@ class TrainingWatch:
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
         self._silent = SilentPasses(self.trained, self._facts)
-        self._outermost: Optimizer | None = None
-        self.num_calls = 0
-        self._is_in_backward = False
-        self._unscaled: tuple[weakref.ref[torch.Tensor], Any] | None = None
+        self._has_closure = False
         self._stack = ExitStack()
         self._learning = ExitStack()
         self._depth = 0
@@ -148,25 +145,27 @@ class TrainingWatch:
             wait(self.delays[phase])
 
     def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
-        if self._outermost is None:
-            self._outermost = optimizer
-            if self.on_phase is not None:
-                self.on_phase("optimizer")
-            if self.delays:
+        quick = self.quick
+        if quick.outermost is None:
+            quick.outermost = optimizer
+            if not quick.left:
+                self._say("optimizer")
                 self._hold_up("optimizer")
 
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
-        if optimizer is self._outermost:
-            self._outermost = None
-            self.num_calls += 1
-            if not self.quick.left or not self.quick.take(optimizer, self._facts):
+        quick = self.quick
+        if optimizer is quick.outermost:
+            quick.outermost = None
+            quick.num_calls += 1
+            if not quick.left or not quick.take(optimizer, self._facts):
                 self._end_call(optimizer)
 
     def begin_quick(self, num_steps: int) -> None:
         """Take so many steps without a look at them, if one optimizer ends every step."""
         optimizer = next(iter(self.optimizers), None)
-        if self.uses_rule and self.rule.num_optimizers == 1 and optimizer is not None and not self.delays:
-            self.quick.begin(optimizer, num_steps, self.synchronize if torch.cuda.is_initialized() else None)
+        is_simple = self.uses_rule and self.rule.num_optimizers == 1 and not self.delays and not self._has_closure
+        if is_simple and optimizer is not None:
+            self.quick.begin(optimizer, num_steps, None if self.synchronize is wait_for_nothing else self.synchronize)
 
     def leave_quick(self) -> None:
         """Say what was taken quickly."""
@@ -178,8 +177,7 @@ class TrainingWatch:
 
     def _end_call(self, optimizer: Optimizer) -> None:
         self.leave_quick()
-        if self.on_phase is not None:
-            self.on_phase("other")
+        self._say("other")
         number = self.optimizers.get(optimizer)
         if number is None:
             number = self.optimizers[optimizer] = next(self._numbers)
@@ -235,30 +233,32 @@ class TrainingWatch:
             if self._facts.num_passes:  # the first load, and the one that ends an epoch, follow no step
                 self.end_step()
 
+    def _say(self, phase: str) -> None:
+        if self.on_phase is not None:
+            self.on_phase(phase)
+
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        quick, facts, kind, find_task = self.quick, self._facts, torch.Tensor, torch._C._current_graph_task_id
+
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_backward:  # activation checkpointing computes a part again, and differentiates it inside
+            if find_task() != -1:  # inside another one: activation checkpointing differentiates a recomputed part
                 return original(tensors, *args, **kwargs)
-            facts = self._facts
             facts.num_passes += 1
-            if type(tensors) is torch.Tensor and tensors.is_cpu and self._unscaled is None and tensors.numel() == 1:
+            if type(tensors) is kind and tensors.is_cpu and quick.unscaled is None and tensors.numel() == 1:
                 facts.losses.append(tensors.item())
             else:
                 facts.losses += self._find_loss(tensors)
-            if self._outermost is not None:
-                facts.has_closure = True
-            if self.on_phase is not None:
-                self.on_phase("backward")
-            if self.delays:
-                self._hold_up("backward")
-            self._is_in_backward = True
+            if quick.left:
+                return original(tensors, *args, **kwargs)
+            if quick.outermost is not None:
+                facts.has_closure = self._has_closure = True
+            self._say("backward")
+            self._hold_up("backward")
             try:
                 return original(tensors, *args, **kwargs)
             finally:
-                self._is_in_backward = False
-                if self.on_phase is not None:
-                    self.on_phase("other" if self._outermost is None else "optimizer")
+                self._say("other" if quick.outermost is None else "optimizer")
 
         return backward
 
@@ -267,9 +267,9 @@ class TrainingWatch:
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
             return []
         found: Any = tensors
-        if self._unscaled is not None and self._unscaled[0]() is tensors:
-            found = self._unscaled[1]
-        self._unscaled = None
+        if self.quick.unscaled is not None and self.quick.unscaled[0]() is tensors:
+            found = self.quick.unscaled[1]
+        self.quick.unscaled = None
         found = found.detach()
         found = found.to_local() if hasattr(found, "to_local") else found
         return [found.item() if found.device.type == "cpu" else found.clone()]
@@ -279,7 +279,7 @@ class TrainingWatch:
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
             if isinstance(outputs, torch.Tensor):
-                self._unscaled = (weakref.ref(scaled), outputs.detach())
+                self.quick.unscaled = (weakref.ref(scaled), outputs.detach())
             return scaled
 
         return scale
@@ -287,10 +287,10 @@ class TrainingWatch:
     def _wrap_scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            num_before = self.num_calls
+            num_before = self.quick.num_calls
             result = original(scaler, optimizer, *args, **kwargs)
-            if self.num_calls == num_before and isinstance(optimizer, Optimizer):
-                self.num_calls += 1
+            if self.quick.num_calls == num_before and isinstance(optimizer, Optimizer):
+                self.quick.num_calls += 1
                 self._facts.other_work.add("skipped")
                 self._end_call(optimizer)
             return result
@@ -340,7 +340,7 @@ class TrainingWatch:
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or self._is_in_backward:
+        if self._depth > 1 or torch._C._current_graph_task_id() != -1:
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
@@ -368,6 +368,10 @@ class TrainingWatch:
 
     def _after_module(self, *_: object) -> None:
         self._depth -= 1
+
+
+def wait_for_nothing() -> None:
+    """A CPU has done what it was given."""
 
 
 @contextmanager
