@@ -50,7 +50,7 @@ def alternate(
 ) -> dict[str, list[list[float]]]:
     """Seconds of a step, by kind and round: `watched` and `alone`, in turns in one process on one core."""
     with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "medians.json"
+        out = Path(place) / "times.json"
         rig = [sys.executable, str(RIGS / "alternating.py"), str(out), str(num_pairs), str(seconds), *program]
         rank = {"OMP_NUM_THREADS": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port())}
@@ -62,8 +62,8 @@ def alternate(
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        medians = json.loads(out.read_text())
-    return {name: [times[n : n + ROUND] for n in range(0, len(times), ROUND)] for name, times in medians.items()}
+        found = json.loads(out.read_text())
+    return {name: [times[n : n + ROUND] for n in range(0, len(times), ROUND)] for name, times in found.items()}
 
 
 def find_port() -> int:

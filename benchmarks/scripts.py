@@ -75,7 +75,8 @@ class Program:
     @property
     def variables(self) -> dict[str, str]:
         """Where its own package is found."""
-        return {"PYTHONPATH": str(FOLDER)} if self.is_module else {}
+        places = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(places)} if self.is_module else {}
 
     def find_version(self) -> str | None:
         try:
@@ -272,7 +273,7 @@ def check(program: Program, seconds: float) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="programs, all by default")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of steps in turns, for each program")
+    parser.add_argument("--seconds", type=float, default=40.0, help="CPU time of steps in turns, for each program")
     args = parser.parse_args()
     table = Table("program", "version", "steps", "clock", "watched", "speedup on 2", "holds", box=None)
     holding = checked = 0
@@ -291,6 +292,8 @@ def main() -> int:
             continue
         checked += 1
         holding += not one.faults
+        said = "; ".join(one.faults) or "holds"
+        print(f"{program.name}: {format_interval('ratio', one.watched)} watched, {said}", file=sys.stderr, flush=True)
         table.add_row(
             program.name,
             version,
