@@ -57,6 +57,7 @@ def test_a_study_is_a_name_a_class_or_an_instance(tmp_path: Path) -> None:
         ({"ranks": "two"}, "ranks='two' has the wrong type"),
         ({"global_batch": 0}, "--global-batch"),
         ({"workload": nn.Linear(2, 2)}, "a model alone cannot be trained: add batches="),
+        ({"workload": nn.Linear(2, 2), "batches": [], "batch_per_rank": 3}, "batch_per_rank"),
         ({"workload": 3}, "a workload of type int cannot be measured"),
         ({"workload": "mlp", "channels": 3}, "channels"),
     ],
@@ -175,7 +176,7 @@ def test_functions_and_live_models_of_a_notebook_train_on_two_ranks(tmp_path: Pa
     assert "def build" in Path(run.store.trials()[0].workload.rpartition(":")[0]).read_text()
     assert sl.trace(run).table("operators")
     model = nn.Linear(width, 3)
-    live = sl.run("throughput", workload=model, batches=data, loss=nn.CrossEntropyLoss(), global_batch=8, **few)
+    live = sl.run("throughput", workload=model, batches=data, loss=nn.CrossEntropyLoss(), batch_per_rank=8, **few)
     assert live.trials[0].losses()
 
 

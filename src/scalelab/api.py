@@ -196,7 +196,9 @@ def list_options(workload: str, build: object) -> list[str] | None:
     from scalelab.workloads.catalogue import find_workload
     from scalelab.workloads.source import CONTEXT_NAMES, OwnWorkload
 
-    if callable(build) and not is_module(build):
+    if build is not None and (is_module(build) or (not callable(build) and not isinstance(build, str | Path))):
+        return []  # live objects have no options
+    if callable(build):
         parameters = inspect.signature(build).parameters.values()
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return None if takes_any else [one.name for one in parameters if one.name not in CONTEXT_NAMES]

@@ -77,6 +77,7 @@ def test_a_trainer_of_lightning_is_a_run(tmp_path: Path, monkeypatch: pytest.Mon
             return torch.optim.SGD(self.parameters(), 0.1)
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it for good
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
