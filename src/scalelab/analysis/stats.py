@@ -7,8 +7,7 @@ why configurations are compared round by round. A round without results is an em
 
     median       of all steps together; its interval turns the share of steps below it into limits (Woodruff 1952), with
                  the spread of that share over launches as the error
-    ratio        round by round: the centre of the logs of the launches' ratios
-    difference   the same, without the logs
+    ratio        round by round: the centre of the logs of the launches' ratios; of differences, without the logs
 
 Step times are skewed, spiky and correlated within a launch: nothing here assumes a normal distribution or counts 240
 steps of 12 launches as 240 facts. Comparing round by round removes what neighbours in time share: a machine that slows
@@ -32,6 +31,7 @@ An interval is about launches like these, at this time of this machine.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,8 +50,8 @@ Floats = NDArray[np.float64]
 
 
 def find_medians(rounds: Iterable[Sequence[float] | Floats]) -> Floats:
-    """The median of each round; a round that gave nothing has NaN."""
-    return np.array([np.median(steps) if len(steps) else np.nan for steps in rounds], dtype=np.float64)
+    """The median of each round, by sorting: numpy takes 20 µs for a dozen values. A round that gave nothing has NaN."""
+    return np.array([statistics.median(steps) if len(steps) else np.nan for steps in rounds], dtype=np.float64)
 
 
 def drop_empty(rounds: Rounds) -> list[Floats]:

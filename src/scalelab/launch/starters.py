@@ -275,4 +275,5 @@ def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 def name_words(command: Sequence[str]) -> str:
     """The program of a command, for messages."""
-    return "torchrun" if "torch.distributed.run" in command else Path(command[0]).name
+    modules = {"torch.distributed.run": "torchrun", "scalelab.launch.ray": "ray"}
+    return next((name for module, name in modules.items() if module in command), Path(command[0]).name)

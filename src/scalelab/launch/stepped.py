@@ -89,13 +89,16 @@ class LaunchStep:
 
     def make_command(self, trial: Trial, name: str, ranks: Sequence[str], scratch: str) -> StepCommand:
         """The whole command of a trial; raises `LaunchFailed` where the allocation is too small for it."""
+        is_free = bool(self.kind) and STARTERS[self.kind].finds_nodes
         spread = place_ranks(
             trial.num_processes,
             self.allocation,
-            ranks_per_node=self.ranks_per_node,
+            ranks_per_node=None if is_free else self.ranks_per_node,
             cores_per_rank=count_cores_per_process(trial),
             has_gpus=find_kind(trial.device).is_accelerator,
         )
+        if is_free and self.ranks_per_node is not None:
+            spread = replace(spread, ranks_per_node=self.ranks_per_node)
         if self.is_torchrun:
             first = self.allocation.first_node if self.allocation else ""
             torchrun = run_torchrun(spread, first_node=first, port=trial.port, name=name, scratch=scratch)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf"]
+LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf", "ray"]
 Scheduler = Literal["slurm", "pbs", "lsf"]
 """Launchers that have a batch system."""
 
@@ -27,6 +27,8 @@ class Starter:
     """The function that makes the command."""
     version_words: tuple[str, ...] = ()
     """What it prints as its version, where several programs have its name."""
+    finds_nodes: bool = False
+    """Whether it finds nodes by itself, outside any allocation."""
     tried: str = ""
     """The version that the tests ran; empty: none."""
 
@@ -91,6 +93,7 @@ STARTERS: dict[str, Starter] = {
         program="mpiexec", step="scalelab.launch.starters:step_mpich", version_words=("HYDRA",), tried="MPICH 5.0"
     ),
     "jsrun": Starter(program="jsrun", step="scalelab.launch.starters:step_jsrun"),
+    "ray": Starter(program="ray", step="scalelab.launch.ray:step_ray", finds_nodes=True, tried="Ray 2.60"),
 }
 STEP_LAUNCHER = "scalelab.launch.stepped:StepLauncher"
 LAUNCHERS: dict[str, LauncherRecord] = {
@@ -134,6 +137,7 @@ LAUNCHERS: dict[str, LauncherRecord] = {
             wall_unit_seconds=60,
         ),
     ),
+    "ray": LauncherRecord(type=STEP_LAUNCHER, starters=("ray",)),
 }
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 

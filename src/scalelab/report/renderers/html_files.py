@@ -26,6 +26,8 @@ from scalelab.records.files import write_atomically
 
 MOST_BYTES = 3_000_000
 """Of an archive: with the program that draws, a page stays below 5 MB."""
+MOST_FILES = 2_000
+"""A run of more files stays whole on disk: packing some of its trials would not help to check the report."""
 MOST_RAW_BYTES = 60_000_000
 """Before compression: more would take seconds."""
 RUN_FILES = ("run.json", "environment.json")
@@ -48,6 +50,8 @@ class Archive:
 def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Archive:
     """The raw files of runs, small ones first, as far as there is room."""
     files = [(path, file) for path in paths for file in list_raw_files(path)]
+    if len(files) > MOST_FILES:
+        return pack_plans(paths, num_trial_files=len(files) - len(paths) * len(RUN_FILES))
     files.sort(key=lambda pair: pair[1].stat().st_size)
     buffer, left_out, num_files, num_raw_bytes = io.BytesIO(), [], 0, 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -62,6 +66,19 @@ def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Archive
             num_files += 1
     name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
     return Archive(name=name, content=buffer.getvalue(), num_files=num_files, left_out=tuple(left_out))
+
+
+def pack_plans(paths: Sequence[Path], *, num_trial_files: int) -> Archive:
+    """Only what runs were and where, if they have too many trials."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in paths:
+            for name in RUN_FILES:
+                text = (path / name).read_bytes() if (path / name).is_file() else b""
+                archive.writestr(zipfile.ZipInfo(f"{path.resolve().name}/{name}", LONG_AGO), text, zipfile.ZIP_DEFLATED)
+    name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
+    left_out = (f"{num_trial_files} files of trials",)
+    return Archive(name=name, content=buffer.getvalue(), num_files=len(paths) * len(RUN_FILES), left_out=left_out)
 
 
 def list_raw_files(run: Path) -> Iterator[Path]:

@@ -31,6 +31,7 @@ from scalelab.studies.shared.cautions import EXTRAPOLATED, find_cautions
 from scalelab.studies.shared.communication import METHOD_NAMES, find_traced_step, make_traced_table
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.step_charts import thin
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     describe_measurement,
@@ -183,6 +184,8 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
 
 OVERSUBSCRIBED = "ranks share cores"
 Made = dict[str, Any]
+MOST_ROUNDS = 100
+"""Rounds of one configuration that are drawn beside its median."""
 
 
 def plot_scaling(answer: ScalingAnswer, planned: Sequence[int]) -> tuple[Chart, ...]:
@@ -231,14 +234,14 @@ def describe_place(arm: Arm, name: str) -> Made:
 
 
 def make_rounds(arm: Arm, name: str, base: Arm) -> Iterator[Made]:
-    """The same of every round alone."""
+    """The same of every round alone; of very many, some, evenly chosen."""
     if arm is base:
         return
-    times = pair_medians([base.clean, arm.clean])
-    num_ranks = arm.trial.num_ranks
+    times = thin(list(pair_medians([base.clean, arm.clean]).T), MOST_ROUNDS)
+    num_ranks, samples, base_samples = arm.trial.num_ranks, arm.step_samples, base.step_samples
     place = describe_place(arm, name)
-    for before, after in times.T:
-        speedup = float(before / after) * arm.step_samples / base.step_samples
+    for before, after in times:
+        speedup = float(before / after) * samples / base_samples
         yield place | {"speedup": speedup, "efficiency": speedup / num_ranks, "note": "one round"}
 
 

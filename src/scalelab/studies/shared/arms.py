@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import group_fetches
@@ -43,7 +44,7 @@ class Arm:
         """What tables call it."""
         return name_configuration(self.trial)
 
-    @property
+    @cached_property
     def completed(self) -> list[TrialResult]:
         return [result for result in self.results if result.status is Status.COMPLETED]
 
@@ -56,7 +57,7 @@ class Arm:
     def is_measured(self) -> bool:
         return any(len(steps) for steps in self.clean)
 
-    @property
+    @cached_property
     def step(self) -> Estimate:
         return estimate_median(self.clean)
 

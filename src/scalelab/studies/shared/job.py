@@ -77,7 +77,7 @@ class Job:
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
     mpi: by torchrun or mpiexec, on every node of an allocation if there is one. slurm, pbs, lsf: by the batch system's
-    own command inside an allocation."""
+    own command inside an allocation. ray: as actors of a Ray cluster."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

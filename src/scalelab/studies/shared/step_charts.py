@@ -41,6 +41,8 @@ MOST_SERIES = 6
 DISTRIBUTED_POINTS = 1000
 SERIES_POINTS = 1800
 """Points of all configurations together."""
+MOST_LAUNCHES = 120
+"""Launches of a configuration whose medians are drawn."""
 MOST_JUDGED = 2000
 """Steps of a launch that a trend is looked for in: all pairs of them are compared."""
 Made = dict[str, Any]
@@ -165,7 +167,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
     """One configuration: its steps, those of the warm-up and outliers marked, medians of launches, a trend."""
     outliers = {(one.round, one.step) for one in find_outliers(arm.clean)}
     points: list[Made] = []
-    medians: list[Made] = []
+    medians: list[list[Made]] = []
     for result in sorted(arm.completed, key=lambda result: result.trial.round):
         number, first = result.trial.round, len(points)
         times = list(result.step_seconds(StepKind.CLEAN).values())
@@ -173,7 +175,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
             is_outlier = (number - 1, step - arm.num_dropped) in outliers
             kind = WARM_UP if step < arm.num_dropped else OUTLIER if is_outlier else STEP
             points.append({"place": len(points), "seconds": seconds, "launch": number, "step": step, "series": kind})
-        medians += mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1)
+        medians.append(mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1))
     kept = thin_marked(points, most)
     trend, words = find_trend(arm, len(points))
     dropped = format_count(arm.num_dropped, "step")
@@ -181,10 +183,12 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
     said += [f"Outliers: {len(outliers)}." if outliers else "No outliers.", words]
     if len(kept) < len(points):
         said.append(f"{len(kept)} of {len(points)} steps are drawn, evenly spaced.")
+    if len(medians) > MOST_LAUNCHES:
+        said.append(f"Medians of {MOST_LAUNCHES} of {len(medians)} launches are drawn.")
     return plot_steps(
         title=f"Steps of {label}",
         points=[point | {"key": arm.label} for point in kept],
-        medians=medians,
+        medians=[end for ends in thin(medians, MOST_LAUNCHES) for end in ends],
         trend=trend,
         caption=join_words(*said),
     )
