@@ -58,6 +58,7 @@ def write_offline(
             places.append(Path(run.dir).parent)
             if result.status is not Status.COMPLETED:
                 run.finish(exit_code=1)
+    wandb.teardown()  # its service would outlive the command
     return places
 
 
