@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from scalelab.trace import reader as pieces
 from scalelab.trace import windows as spool
+from scalelab.trace.events import LARGEST_NS
 from scalelab.trace.rank_trace import read_rank
-from scalelab.trace.reader import LARGEST_NS, Batch, TraceFile
+from scalelab.trace.reader import Batch, TraceFile
 from tests.trace.build import TraceBuilder
 
 ALIKE = settings(

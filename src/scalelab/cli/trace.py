@@ -119,20 +119,20 @@ def main(args: Sequence[str]) -> int:
         return main_diff(args[1:])
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
-    document, view = describe_recordings(wanted)
+    document, view = describe_recordings(wanted, has_charts=bool(wanted.output.wanted))
     write_outputs(document, wanted.output)
     if wanted.merged is not None and view is not None:
         merge_files(view, wanted.merged, wanted.reading)
     return 0
 
 
-def describe_recordings(wanted: Trace) -> tuple[Document, TraceView | None]:
+def describe_recordings(wanted: Trace, *, has_charts: bool = True) -> tuple[Document, TraceView | None]:
     """The answer, and what was read for it; by HTA's definitions, nothing is kept."""
     files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
     if wanted.hta:
         return read_as_hta(files), None
     is_overview = wanted.overview or len(files) > MOST_IN_FULL
-    view = read_view(files, wanted.reading, is_overview=is_overview)
+    view = read_view(files, wanted.reading, is_overview=is_overview, has_charts=has_charts)
     return describe_view(view, is_overview=is_overview), view
 
 
@@ -202,7 +202,9 @@ def describe_view(view: TraceView, *, is_overview: bool) -> Document:
     return describe_traces(view)
 
 
-def read_view(files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False) -> TraceView:
+def read_view(
+    files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False, has_charts: bool = True
+) -> TraceView:
     """Read every file; for an overview only what is compared between ranks is kept."""
     from scalelab.answers.trace.view import TraceView, make_counters
     from scalelab.trace.job_trace import read_ranks
@@ -217,7 +219,7 @@ def read_view(files: Sequence[Path], reading: TraceFlags, *, is_overview: bool =
         num_processes=reading.jobs or (len(os.sched_getaffinity(0)) if len(files) > FEW_FILES else 1),
         say=lambda file, number: say_progress(file, number, len(files)),
     )
-    view = TraceView(job=job, steps=steps, top=reading.top)
+    view = TraceView(job=job, steps=steps, top=reading.top, has_charts=has_charts)
     view.check()
     return view
 

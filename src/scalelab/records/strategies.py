@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.records.observations import Instrument
 from scalelab.records.settings import Phase, Spreading
+
+if TYPE_CHECKING:
+    from scalelab.records.observations import Instrument
 
 StatePart = Literal["parameters", "gradients", "optimizer"]
 Sized = Literal["gradients", "buffers", "units", "inner_units"]

@@ -30,7 +30,7 @@ from scalelab.trace.kinds import Kind
 from scalelab.trace.launches import MOST_PENDING
 from scalelab.trace.operators import find_owners
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among, find_distinct
 from scalelab.trace.work import Work
 
 FORWARD, BACKWARD, OPTIMIZER, UNKNOWN = "forward", "backward", "optimizer", "no recorded launch"
@@ -153,7 +153,7 @@ class AttributionCounter:
     def take(self, window: Window) -> None:
         host = window.all_records[~window.all_records["on_device"]]
         begun = window.records[~window.records["on_device"]]
-        self._seen_kinds.update(np.unique(begun["kind"]).tolist())
+        self._seen_kinds.update(find_distinct(begun["kind"]).tolist())
         calls = begun[(begun["kind"] == Kind.LAUNCH) & (begun["correlation"] > 0)]
         if len(calls) or Kind.MODULE in self._seen_kinds or Kind.SOURCE in self._seen_kinds:
             self._remember(host, begun, calls, window.end)
@@ -176,7 +176,7 @@ class AttributionCounter:
 
         nodes = host[is_operator & self._is_backward[name]]
         if len(modules) or any(map(len, sides)):
-            asking = begun[np.isin(begun["kind"], (Kind.OPERATOR, Kind.ENCLOSING)) & (begun["correlation"] > 0)]
+            asking = begun[find_among(begun["kind"], (Kind.OPERATOR, Kind.ENCLOSING)) & (begun["correlation"] > 0)]
             asking = asking[find_frames(nodes, asking) < 0]
             self._forward.update(zip(asking["correlation"].tolist(), place(asking), strict=True))
             for number in list(self._forward)[: max(0, len(self._forward) - MOST_FORWARD)]:
@@ -282,7 +282,7 @@ def find_frames(frames: Records, events: Records) -> NDArray[np.intp]:
     found = np.full(len(events), -1, dtype=np.intp)
     if not len(frames) or not len(events):
         return found
-    for lane in np.unique(events["lane"]):
+    for lane in find_distinct(events["lane"]):
         own, asking = np.flatnonzero(frames["lane"] == lane), np.flatnonzero(events["lane"] == lane)
         time, owner = find_owners(frames[own])
         if len(time):  # not all of them are empty

@@ -17,6 +17,7 @@ A collective and a request take 160 bytes each while a file is read; this is the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from scalelab.trace.collectives import (
     read_operator_message,
 )
 from scalelab.trace.events import Arguments, Event, GroupInfo, Header
-from scalelab.trace.kinds import RECORD, REQUEST, Kind, find_collective_kind, find_peer
+from scalelab.trace.kinds import MOST_NAMES, RECORD, REQUEST, find_collective_kind, find_peer
 from scalelab.trace.linking import (
     CollectiveCall,
     CollectiveRun,
@@ -52,8 +53,12 @@ from scalelab.trace.windows import ProfilerStep, find_among, find_distinct, plac
 
 OPERATORS = "c10d::"
 UNKNOWN = -1
+NUM_OWN = CollectiveRow._fields.index("kind")
+"""Fields at the begin of a row that every event has of its own."""
 LARGEST = 2**62
 """A number beyond is broken."""
+LONGEST_SHAPES = 1 << 12
+"""Bytes of shapes and types beyond which a call is read each time."""
 LARGEST_GROUP = 2**31
 """More ranks no group has."""
 BARRIER = "barrier"
@@ -84,13 +89,22 @@ class CollectiveCollector:
         self._texts = Texts()
         self._found = CollectiveRows()
         self._calls = CollectiveRows()
+        self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        """What is the same for all events of one thing."""
 
-    def take(self, event: Event, start_ns: int, end_ns: int, kind: Kind, lane: int) -> None:
-        """An event that is communication, or something on the host that may have asked for some."""
-        if kind is Kind.COMMUNICATION:
-            self._found.append(self._read_collective(event, start_ns, end_ns, lane))
-        else:
-            self._calls.append(self._read_call(event, start_ns, end_ns, lane))
+    def take(self, event: Event, start_ns: int, end_ns: int, lane: int, *, is_run: bool) -> None:
+        """An event that is communication (`is_run`), or something on the host that may have asked for some."""
+        args = event.args
+        key = (is_run, event.cat, event.name, args.collective, args.in_elements, args.out_elements, args.element_type,
+               args.group_name, args.group_size, bytes(args.input_dims), bytes(args.input_types))  # fmt: skip
+        same = self._known.get(key)
+        if same is None:
+            same = (self._read_collective if is_run else self._read_call)(event)[NUM_OWN:]
+            if len(self._known) < MOST_NAMES and len(key[-2]) + len(key[-1]) < LONGEST_SHAPES:
+                self._known[key] = same
+        external_id = UNKNOWN if args.external_id == args.correlation else _bound(args.external_id)
+        own = (start_ns, end_ns, lane, _bound(args.sequence), external_id, _bound(args.correlation), UNKNOWN)
+        (self._found if is_run else self._calls).append((*own, *same))
 
     def list_correlations(self) -> list[int]:
         """The numbers of the launches that are looked for."""
@@ -106,18 +120,18 @@ class CollectiveCollector:
         """Kernels that communicate because a collective was announced where they were launched."""
         for kernel in kernels:
             event = Event(name=names[kernel.name], cat="kernel", args=Arguments(correlation=kernel.correlation))
-            self._found.append(self._read_collective(event, kernel.start, kernel.end, kernel.lane))
+            self.take(event, kernel.start, kernel.end, kernel.lane, is_run=True)
 
-    def _read_collective(self, event: Event, start_ns: int, end_ns: int, lane: int) -> CollectiveRow:
+    def _read_collective(self, event: Event) -> CollectiveRow:
         on_device = event.cat.lower() == "kernel"
         ran = find_collective_kind(event.name)
         asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
         kind = ran if asked == "other" else asked
         size = MessageSize() if on_device else read_annotated_message(ran, event.args)
         ran_as = "" if ran in (kind, "other", NCCL_PAIRS) else ran
-        return self._make_row(event, start_ns, end_ns, lane, kind=kind, ran_as=ran_as, size=size, on_device=on_device)
+        return self._make_row(event, kind=kind, ran_as=ran_as, size=size, on_device=on_device)
 
-    def _read_call(self, event: Event, start_ns: int, end_ns: int, lane: int) -> CollectiveRow:
+    def _read_call(self, event: Event) -> CollectiveRow:
         request = REQUESTS.get(event.name.removeprefix(OPERATORS))
         if request is not None:
             kind, size = request.kind, read_operator_message(request, event.args)
@@ -126,37 +140,27 @@ class CollectiveCollector:
         else:
             kind = find_collective_kind(event.name)
             size = read_annotated_message(kind, event.args)
-        return self._make_row(event, start_ns, end_ns, lane, kind=kind, ran_as="", size=size, on_device=False)
+        return self._make_row(event, kind=kind, ran_as="", size=size, on_device=False)
 
-    def _make_row(
-        self,
-        event: Event,
-        start_ns: int,
-        end_ns: int,
-        lane: int,
-        *,
-        kind: str,
-        ran_as: str,
-        size: MessageSize,
-        on_device: bool,
-    ) -> CollectiveRow:
+    def _make_row(self, event: Event, *, kind: str, ran_as: str, size: MessageSize, on_device: bool) -> CollectiveRow:
+        """What is the same for all events of one thing."""
         args, number = event.args, self._texts.number
         payload_bytes, received_bytes = count_recorded_bytes(kind, args), count_received_bytes(kind, args)
         return CollectiveRow(
-            start_ns=start_ns,
-            end_ns=end_ns,
+            start_ns=UNKNOWN,
+            end_ns=UNKNOWN,
+            thread=UNKNOWN,
+            sequence=UNKNOWN,
+            external_id=UNKNOWN,
+            correlation=UNKNOWN,
+            step=UNKNOWN,
             kind=number(kind),
             ran_as=number(ran_as),
             name=number(event.name),
-            thread=lane,
             on_device=int(on_device),
             group=number(args.group_name),
             group_size=_bound(args.group_size, LARGEST_GROUP),
-            sequence=_bound(args.sequence),
             payload_bytes=UNKNOWN if payload_bytes is None else payload_bytes,
-            external_id=UNKNOWN if args.external_id == args.correlation else _bound(args.external_id),
-            correlation=_bound(args.correlation),
-            step=UNKNOWN,
             peer=find_peer(event.name),
             num_elements=UNKNOWN if size.num_elements is None else _bound(size.num_elements),
             element_bytes=UNKNOWN if size.element_bytes is None else size.element_bytes,
@@ -178,6 +182,7 @@ class CollectiveCollector:
         for row in _find_steps(complete, links, host_steps):
             finished.append(row)
         self._found = self._calls = CollectiveRows()
+        self._known = {}
         return CollectiveList(finished, self._texts.texts)
 
     def _fill_from_requests(

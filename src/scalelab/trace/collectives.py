@@ -227,18 +227,19 @@ class CollectiveRow(NamedTuple):
 
     start_ns: int
     end_ns: int
-    kind: int
-    ran_as: int
-    name: int
     thread: int
-    on_device: int
-    group: int
-    group_size: int
     sequence: int
-    payload_bytes: int
     external_id: int
     correlation: int
     step: int
+    kind: int
+    """This and what follows is the same for all calls of one thing."""
+    ran_as: int
+    name: int
+    on_device: int
+    group: int
+    group_size: int
+    payload_bytes: int
     peer: int
     num_elements: int
     element_bytes: int
@@ -265,7 +266,7 @@ class CollectiveRows:
     def __len__(self) -> int:
         return len(self._numbers) // len(CollectiveRow._fields)
 
-    def append(self, row: CollectiveRow) -> None:
+    def append(self, row: tuple[int, ...]) -> None:
         self._numbers.extend(row)
 
     def __getitem__(self, index: int) -> CollectiveRow:

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from scalelab.trace.kinds import Kind
 from scalelab.trace.matching import LARGEST_BASE_NS, Matching
 from scalelab.trace.rank_trace import RankTrace, Tables
-from scalelab.trace.windows import RECORD, Records, Steps, Window
+from scalelab.trace.windows import RECORD, Records, Steps, Window, find_among, find_distinct
 
 MOST_RECORDS = 100_000
 """A step with more kernels and calls of the host, over all ranks, is left out."""
@@ -56,11 +57,14 @@ class StepPiece(StrEnum):
     """Nothing: one comes after the other."""
 
 
-_PIECES = {Kind.COMPUTE: StepPiece.COMPUTE, Kind.COMMUNICATION: StepPiece.TRANSFER, Kind.COPY: StepPiece.COPY}
+_PIECES: dict[int, StepPiece] = {
+    Kind.COMPUTE: StepPiece.COMPUTE,
+    Kind.COMMUNICATION: StepPiece.TRANSFER,
+    Kind.COPY: StepPiece.COPY,
+}
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """One moment comes after another."""
 
     source: int
@@ -121,22 +125,24 @@ class StepTiming:
             raise ValueError("moments wait for each other in a circle")
         self.graph = graph
         self._order = order
-        self._incoming: list[list[Edge]] = [[] for _ in graph.times]
-        for edge in graph.edges:
-            self._incoming[edge.target].append(edge)
+        self._incoming: list[list[tuple[int, int]]] = [[] for _ in graph.times]
+        """Of every moment: sources and numbers of edges."""
+        for number, edge in enumerate(graph.edges):
+            self._incoming[edge[1]].append((edge[0], number))
+        times, costs = graph.times, [edge.nanoseconds for edge in graph.edges]
         self.delays = [
-            time - max((graph.times[e.source] + e.nanoseconds for e in edges), default=time)
-            for time, edges in zip(graph.times, self._incoming, strict=True)
+            time - max([times[source] + costs[number] for source, number in edges], default=time)
+            for time, edges in zip(times, self._incoming, strict=True)
         ]
 
     def retime(self, is_free: Callable[[Edge], bool] = lambda _: False) -> list[int]:
         """When every moment comes if some edges take no time."""
-        found = list(self.graph.times)
+        found, delays, incoming = list(self.graph.times), self.delays, self._incoming
+        costs = [0 if is_free(edge) else edge.nanoseconds for edge in self.graph.edges]
         for moment in self._order:
-            edges = self._incoming[moment]
+            edges = incoming[moment]
             if edges:
-                last = max(found[e.source] + (0 if is_free(e) else e.nanoseconds) for e in edges)
-                found[moment] = last + self.delays[moment]
+                found[moment] = max([found[source] + costs[number] for source, number in edges]) + delays[moment]
         return found
 
     @property
@@ -149,11 +155,12 @@ class StepTiming:
 
     def walk(self) -> list[PathPiece]:
         """The critical path from its end back to the first moment; its pieces add up to the span."""
-        times = self.graph.times
+        times, edges = self.graph.times, self.graph.edges
         moment = max(range(len(times)), key=lambda place: times[place])
         found = []
         while self._incoming[moment]:
-            edge = max(self._incoming[moment], key=lambda e: times[e.source] + e.nanoseconds)
+            _, place = max((times[s] + edges[number].nanoseconds, -number) for s, number in self._incoming[moment])
+            edge = edges[-place]
             if self.delays[moment]:
                 found.append(PathPiece(StepPiece.OTHER, "", self.delays[moment]))
             if edge.nanoseconds:
@@ -194,7 +201,7 @@ class CriticalCounter:
             return
         records = window.records
         is_kernel = records["on_device"] & (records["kind"] <= Kind.COPY)
-        is_call = ~records["on_device"] & np.isin(records["kind"], (Kind.LAUNCH, Kind.RUNTIME))
+        is_call = ~records["on_device"] & find_among(records["kind"], (Kind.LAUNCH, Kind.RUNTIME))
         if self._place is not None:
             is_kernel &= records["step"] == self._place
         if self._mark is not None:
@@ -241,11 +248,11 @@ def build_graph(
     moments = {rank: _add_rank(graph, root, step, hosts[rank], *clocked[rank]) for rank, step in steps.items()}
     joined = _join_collectives(graph, ranks, moments, matching)
     for rank, own in moments.items():
-        kernels = steps[rank].kernels
-        for place, (begin, end) in enumerate(zip(own.begin, own.end, strict=True)):
+        kernels, names = steps[rank].kernels, steps[rank].names
+        columns = (own.begin, own.end, kernels["kind"].tolist(), kernels["name"].tolist())
+        for begin, end, kind, name in zip(*columns, strict=True):
             if end not in joined:
-                kind, name = Kind(int(kernels["kind"][place])), steps[rank].names[int(kernels["name"][place])]
-                graph.join(begin, end, graph.times[end] - graph.times[begin], _PIECES[kind], name)
+                graph.join(begin, end, graph.times[end] - graph.times[begin], _PIECES[kind], names[name])
     return graph
 
 
@@ -264,34 +271,35 @@ def _add_rank(
     graph: Graph, root: int, step: StepRecords, host: str, starts: Times, ends: Times, call_starts: Times,
     call_ends: Times,
 ) -> _RankMoments:  # fmt: skip
+    numbers = step.kernels["correlation"]
     begin = [graph.add(time) for time in starts.tolist()]
     end = [graph.add(time) for time in ends.tolist()]
     launched = _add_calls(graph, root, step, host, call_starts, call_ends, ends, end)
     delays = [graph.times[begin[place]] - graph.times[launched[number]]
-              for place, number in enumerate(step.kernels["correlation"].tolist()) if number in launched]  # fmt: skip
-    usual = min(max(0, int(np.quantile(delays, 0.05, method="lower"))), LONGEST_LATENCY_NS) if delays else 0
+              for place, number in enumerate(numbers.tolist()) if number in launched]  # fmt: skip
+    usual = min(max(0, sorted(delays)[int(0.05 * (len(delays) - 1))]), LONGEST_LATENCY_NS) if delays else 0
     order = np.lexsort((ends, starts)).tolist()
     last: dict[int, int] = {}
     ended = np.sort(ends)
     by_end = np.argsort(ends, kind="stable")
-    befores = (np.searchsorted(ended, starts, side="right") - 1).tolist()
+    befores = np.searchsorted(ended, starts, side="right") - 1
+    nearest = by_end[np.maximum(befores, 0)]
+    columns = (starts, befores, nearest, starts[nearest], ends[nearest], step.kernels["lane"], numbers)
+    rows, end_times = list(zip(*(column.tolist() for column in columns), strict=True)), ends.tolist()
     for place in order:
-        moment, time = begin[place], int(starts[place])
-        lane, number = int(step.kernels["lane"][place]), int(step.kernels["correlation"][place])
+        moment, (time, before, other, other_start, near, lane, number) = begin[place], rows[place]
         known = []
-        if lane in last and int(ends[last[lane]]) <= time:
+        if lane in last and end_times[last[lane]] <= time:
             graph.join(end[last[lane]], moment, 0)
-            known.append(int(ends[last[lane]]))
+            known.append(end_times[last[lane]])
         if number in launched:
             latency = min(usual, max(0, time - graph.times[launched[number]]))
             graph.join(launched[number], moment, latency, StepPiece.LAUNCH)
             known.append(graph.times[launched[number]] + latency)
-        before = befores[place]
-        if before >= 0 and int(starts[by_end[before]]) < time:
-            near = int(ended[before])
-            if time - near <= NEAR_NS and near > max(known, default=graph.times[root]):
-                graph.join(end[int(by_end[before])], moment, 0)
-                known.append(near)
+        is_near = before >= 0 and other_start < time and time - near <= NEAR_NS
+        if is_near and near > max(known, default=graph.times[root]):
+            graph.join(end[other], moment, 0)
+            known.append(near)
         if not known:
             graph.join(root, moment, time - graph.times[root], StepPiece.OTHER)
         last[lane] = place
@@ -308,13 +316,15 @@ def _add_calls(
     before, time = root, graph.times[root]
     order = np.argsort(kernel_ends, kind="stable")
     ended = kernel_ends[order]
-    for place in np.argsort(starts, kind="stable").tolist():
-        start, stop = int(starts[place]), int(ends[place])
+    by_start = np.argsort(starts, kind="stable")
+    waits = {number for number in find_distinct(step.calls["name"]).tolist() if _WAITS.search(step.names[number])}
+    columns = (starts, ends, step.calls["correlation"], step.calls["name"])
+    for start, stop, number, name in zip(*(column[by_start].tolist() for column in columns), strict=True):
         moment = graph.add(start)
         graph.join(before, moment, start - time, StepPiece.HOST, host)
-        launched[int(step.calls["correlation"][place])] = moment
+        launched[number] = moment
         before, time = moment, start
-        if _WAITS.search(step.names[int(step.calls["name"][place])]):
+        if name in waits:
             latest = int(np.searchsorted(ended, stop, side="right")) - 1
             if latest >= 0 and int(ended[latest]) > start:
                 done = graph.add(stop)

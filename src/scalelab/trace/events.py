@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,8 +44,8 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     concrete_inputs: msgspec.Raw = msgspec.field(default=NO_RAW, name="Concrete Inputs")
     sequence_number: Integer = msgspec.field(default=-1, name="Sequence number")
     """Autograd's: that of a forward operator and of its backward are the same."""
-    allocated_bytes: int = msgspec.field(default=-1, name="Total Allocated")
-    reserved_bytes: int = msgspec.field(default=-1, name="Total Reserved")
+    allocated_bytes: Integer = msgspec.field(default=-1, name="Total Allocated")
+    reserved_bytes: Integer = msgspec.field(default=-1, name="Total Reserved")
     device_type: int = msgspec.field(default=-1, name="Device Type")
     """Of memory: 0 is the host, others are devices."""
 
@@ -71,34 +71,25 @@ MEMORY = "[memory]"
 MOST_READINGS = 1 << 20
 
 
-class AllocatorReading(NamedTuple):
-    """What the allocator of a device held."""
-
-    time_ns: int
-    allocated_bytes: int
-    reserved_bytes: int
-
-    @classmethod
-    def read(cls, event: Event, time_ns: int) -> AllocatorReading:
-        return cls(int(time_ns), event.args.allocated_bytes, event.args.reserved_bytes)
-
-
-def is_memory(event: Event) -> bool:
-    """Whether an event says what the allocator of a device holds, and when."""
-    is_device = event.name == MEMORY and event.args.device_type > 0
-    return is_device and event.args.allocated_bytes >= 0 and event.ts is not None and is_time(event.ts)
-
-
+Readings = NDArray[np.int64]
+"""What the allocator of a device held, a row per reading: nanoseconds, allocated bytes, reserved bytes."""
+NO_READINGS: Readings = np.empty((0, 3), dtype=np.int64)
 ToNanoseconds = Callable[[list[Any]], tuple[NDArray[np.int64], NDArray[np.bool_]]]
 
 
-def read_memory(events: list[Event], to_ns: ToNanoseconds, num_before: int) -> list[AllocatorReading]:
-    """What allocators of devices held, where events say it; nothing after the first `MOST_READINGS`."""
-    known = [event for event in events if event.ph == "i" and is_memory(event)]
-    if not known or num_before > MOST_READINGS:
-        return []
-    times, is_usable = to_ns([event.ts for event in known])
-    return [AllocatorReading.read(known[place], times[place]) for place in np.flatnonzero(is_usable)]
+def read_memory(events: list[Event], to_ns: ToNanoseconds) -> Readings:
+    """What allocators of devices held, where events say it."""
+    known = [(event.ts, event.args) for event in events if event.name == MEMORY and event.ph == "i"]
+    known = [
+        (time, args)
+        for time, args in known
+        if args.device_type > 0 and args.allocated_bytes >= 0 and time is not None and is_time(time)
+    ]
+    if not known:
+        return NO_READINGS
+    times, is_usable = to_ns([time for time, _ in known])
+    held = np.array([(args.allocated_bytes, args.reserved_bytes) for _, args in known], dtype=np.int64)
+    return np.column_stack([times, held])[is_usable]
 
 
 class GroupInfo(msgspec.Struct):
@@ -244,6 +235,41 @@ def _read_time(value: Any) -> Decimal | None:
 def is_time(time: Decimal | float | None) -> bool:
     """Whether one can calculate with it, or there is none."""
     return not isinstance(time, Decimal) or (time.is_finite() and abs(time) < LARGEST_TIME)
+
+
+EXACT_MICROSECONDS = float(2**43)
+"""Below, the nearest double of a time in microseconds is less than half a nanosecond off."""
+EXACT_INTEGER = 2**53
+"""Below, a double holds every whole number."""
+LARGEST_NS = 3 * 10**18
+"""95 years. The distance of any two ends of events then fits 64 bits."""
+
+
+def needs_decimals(events: list[Event]) -> bool:
+    """Whether a double would not hold the times of a list."""
+    times = [event.ts for event in events if event.ts is not None]
+    largest = max(times, default=0)
+    if largest < EXACT_MICROSECONDS:
+        return False
+    return largest >= EXACT_INTEGER or not set(map(type, times)) <= {int}
+
+
+def convert_times(
+    ticks: list[Any], ns_per_tick: int, *, may_be_decimal: bool
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Times as integer nanoseconds, and which of them can be had."""
+    values = np.array(ticks, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        is_usable = np.abs(values * ns_per_tick) < LARGEST_NS
+    values[~is_usable] = 0.0
+    whole = np.floor(values)
+    found = whole.astype(np.int64) * ns_per_tick
+    found += np.rint((values - whole) * ns_per_tick).astype(np.int64)
+    if may_be_decimal:
+        for index, tick in enumerate(ticks):
+            if is_usable[index] and isinstance(tick, Decimal):
+                found[index] = round(tick * ns_per_tick)
+    return found, is_usable
 
 
 def _read_integer(value: Any) -> int | None:

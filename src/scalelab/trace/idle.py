@@ -41,7 +41,7 @@ from scalelab.trace.launches import (
 )
 from scalelab.trace.rank_time import select_busy
 from scalelab.trace.rank_trace import Lane, Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct, find_edges
 
 MOST_PAIRS = 100_000
 """Distinct pairs at any time; beyond that, the less costly half is dropped."""
@@ -68,10 +68,12 @@ class PairTally:
         """Count and total by lane and pair."""
 
     def add(self, lane: int, before: NDArray[np.int32], after: NDArray[np.int32], gap: NDArray[np.int64]) -> None:
-        keys, places = np.unique(before.astype(np.int64) * len(self._names) + after, return_inverse=True)
-        total = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(total, places, gap)
-        for key, count, time in zip(keys.tolist(), np.bincount(places).tolist(), total.tolist(), strict=True):
+        keys = before.astype(np.int64) * len(self._names) + after
+        order = np.argsort(keys, kind="stable")
+        first = find_edges(keys[order])
+        total = np.add.reduceat(gap[order], first) if len(first) else gap[:0]
+        counts = np.diff(first, append=len(keys))
+        for key, count, time in zip(keys[order][first].tolist(), counts.tolist(), total.tolist(), strict=True):
             known = self._found.get((lane, key), (0, 0))
             self._found[lane, key] = (known[0] + count, known[1] + time)
         if len(self._found) > MOST_PAIRS:

@@ -175,9 +175,10 @@ class LaunchTally:
         self._found: dict[int, _Calls] = {}
 
     def add(self, kernels: Records, matches: Matches, is_counted: NDArray[np.bool_]) -> None:
-        for number, count in zip(*np.unique(matches.name[is_counted], return_counts=True), strict=True):
-            if number != NO_LAUNCH:
-                self._found.setdefault(int(number), _Calls()).num_kernels += int(count)
+        names = matches.name[is_counted]
+        counts = np.bincount(names[names != NO_LAUNCH])
+        for number in np.flatnonzero(counts).tolist():
+            self._found.setdefault(number, _Calls()).num_kernels += int(counts[number])
         is_first = matches.is_first & is_counted
         delay = np.maximum(kernels["start"][is_first] - matches.start[is_first], 0)
         length = kernels["end"][is_first] - kernels["start"][is_first]

@@ -35,6 +35,7 @@ from scalelab.trace.windows import (
     arrange_steps,
     find_among,
     find_distinct,
+    find_edges,
     place_in_steps,
 )
 
@@ -58,8 +59,7 @@ class StepBasis(StrEnum):
     """The profiler's marks on the host, for want of launches."""
 
 
-@dataclass(frozen=True)
-class HostCall:
+class HostCall(NamedTuple):
     """A call of the host that started something on a device."""
 
     start: int
@@ -168,13 +168,15 @@ class _Linker:
         """Which requests have a kernel that communicates by its name, and which only others."""
         if not self._asked:
             return
-        for kernel in kernels[find_among(kernels["correlation"], self._asked)]:
-            request, _ = self._asked[int(kernel["correlation"])]
-            if kernel["kind"] == Kind.COMMUNICATION:
+        asked = kernels[find_among(kernels["correlation"], self._asked)]
+        columns = [asked[name].tolist() for name in ("kind", *Unnamed._fields)]
+        for kind, *fields in zip(*columns, strict=True):
+            kernel = Unnamed(*fields)
+            request, _ = self._asked[kernel.correlation]
+            if kind == Kind.COMMUNICATION:
                 self._answered.add(request)
-            elif kernel["kind"] == Kind.COMPUTE:
-                found = (int(kernel[name]) for name in Unnamed._fields)
-                self._unnamed.append((request, Unnamed(*found)))
+            elif kind == Kind.COMPUTE:
+                self._unnamed.append((request, kernel))
 
     def list_unnamed(self, is_compute: Callable[[int], bool]) -> list[Unnamed]:
         """Kernels of requests that have no other; their launches are remembered."""
@@ -190,17 +192,22 @@ class _Linker:
             own = calls[calls["lane"] == lane]
             last = np.searchsorted(spans.start, own["start"], side="right") - 1
             is_inside = (last >= 0) & (own["start"] <= spans.end[np.maximum(last, 0)])
-            for call, place in zip(own[is_inside], last[is_inside], strict=True):
-                self._asked[int(call["correlation"])] = int(spans.place[place]), HostCall(int(call["start"]), lane)
+            inside = own[is_inside]
+            columns = (spans.place[last[is_inside]], inside["correlation"], inside["start"])
+            for place, correlation, start in zip(*(column.tolist() for column in columns), strict=True):
+                self._asked[correlation] = place, HostCall(start, lane)
 
     def _remember(self, calls: Records) -> None:
-        for call in calls[find_among(calls["correlation"], self.wanted)]:
-            self.launches[int(call["correlation"])] = HostCall(int(call["start"]), int(call["lane"]))
+        wanted = calls[find_among(calls["correlation"], self.wanted)]
+        columns = (wanted[name].tolist() for name in ("correlation", "start", "lane"))
+        for correlation, start, lane in zip(*columns, strict=True):
+            self.launches[correlation] = HostCall(start, lane)
         self._remember_requests(calls[calls["kind"] == Kind.LAUNCH])
         correlations = np.concatenate([self._correlations, calls["correlation"]])[::-1]
         steps = np.concatenate([self._steps, place_in_steps(self.host_steps, calls["start"])])[::-1]
-        self._correlations, latest = np.unique(correlations, return_index=True)
-        self._steps = steps[latest]
+        order = np.argsort(correlations, kind="stable")
+        latest = order[find_edges(correlations[order])]
+        self._correlations, self._steps = correlations[latest], steps[latest]
         if len(self._correlations) > MOST_LAUNCHES:
             # Numbers are given in order: the highest are the latest.
             self._correlations, self._steps = self._correlations[-MOST_LAUNCHES:], self._steps[-MOST_LAUNCHES:]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.events import AllocatorReading, Header
+from scalelab.trace.events import NO_READINGS, Header, Readings
 from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
@@ -98,7 +98,7 @@ class RankTrace:
     num_bytes: int
     breakdown: Breakdown
     collectives: CollectiveList
-    memory: Sequence[AllocatorReading] = ()
+    memory: Readings = field(default_factory=lambda: NO_READINGS)
     """Of the device, where it was recorded."""
     counted: Sequence[Any]
     """The results of the further counters, in their order."""
@@ -122,6 +122,8 @@ class _Collector:
     _entry_kinds: list[int] = field(default_factory=list)
     _entry_names: list[int] = field(default_factory=list)
     _entry_on_device: list[bool] = field(default_factory=list)
+    _entry_has_work: list[bool] = field(default_factory=list)
+    """Operators with a formula of their work."""
     _entry_is_kept: list[bool] = field(default_factory=list)
     """Steps, collectives and requests for them: they are few, and kept whole."""
     _name_ids: dict[str, int] = field(default_factory=dict)
@@ -143,27 +145,32 @@ class _Collector:
         records["start"], records["end"] = batch.start_ns[kept], batch.end_ns[kept]
         records["kind"], records["on_device"] = kinds[kept], on_device[kept]
         records["name"] = np.array(self._entry_names, dtype=np.int32)[entries[kept]]
-        chosen = [events[index] for index in kept]
-        records["correlation"] = [
-            e.args.correlation if e.args.correlation >= 0 else e.args.sequence_number for e in chosen
-        ]
-        records["work"] = [self.works.number(e.name, e.args) if e.name in FORMULAS else -1 for e in chosen]
+        chosen = events if len(kept) == len(events) else [events[index] for index in kept.tolist()]
+        args = [event.args for event in chosen]
+        records["correlation"] = [a.correlation if a.correlation >= 0 else a.sequence_number for a in args]
+        records["work"] = -1
+        for place in np.flatnonzero(np.array(self._entry_has_work, dtype=np.bool_)[entries[kept]]).tolist():
+            records["work"][place] = self.works.number(chosen[place].name, args[place])
         keys = [(e.pid, e.tid, is_device) for e, is_device in zip(chosen, on_device[kept].tolist(), strict=True)]
-        lanes = {key: self._find_lane(*key) for key in dict.fromkeys(keys)}
-        records["lane"] = [lanes[key] for key in keys]
+        numbers = self._lane_ids
+        try:
+            records["lane"] = [numbers[key] for key in keys]
+        except KeyError:
+            records["lane"] = [self._find_lane(*key) for key in keys]
         return records
 
     def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]], kept: NDArray[np.intp]) -> None:
-        for index in kept:
-            event, kind = batch.events[index], Kind(kinds[index])
-            start, end = int(batch.start_ns[index]), int(batch.end_ns[index])
+        columns = (kept, kinds[kept], batch.start_ns[kept], batch.end_ns[kept])
+        for index, kind, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            event = batch.events[index]
             if kind in (Kind.STEP, Kind.DEVICE_STEP):
-                steps = self.host_steps if kind is Kind.STEP else self.device_steps
+                steps = self.host_steps if kind == Kind.STEP else self.device_steps
                 if len(steps) < MOST_NAMES:
                     steps.append(ProfilerStep(read_step_number(event.name), start, end))
             else:
                 on_device = event.cat.lower() in DEVICE_CATEGORIES
-                self.collectives.take(event, start, end, kind, self._find_lane(event.pid, event.tid, on_device))
+                lane = self._find_lane(event.pid, event.tid, on_device)
+                self.collectives.take(event, start, end, lane, is_run=kind == Kind.COMMUNICATION)
 
     def _find_entry(self, category: str, name: str) -> int:
         """The number of a category and name; names beyond the limit share one per kind."""
@@ -179,6 +186,7 @@ class _Collector:
             self._entries[key] = len(self._entry_kinds)
             self._entry_kinds.append(kind)
             self._entry_on_device.append(on_device)
+            self._entry_has_work.append(key[1] in FORMULAS)
             self._entry_is_kept.append(kind in ALWAYS_KEPT or requests_collective(kind, name))
             self._entry_names.append(self._name_ids.setdefault(kept, len(self.names)))
             if self._entry_names[-1] == len(self.names):

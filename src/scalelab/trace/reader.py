@@ -29,11 +29,15 @@ from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.events import (
-    AllocatorReading,
+    MOST_READINGS,
+    NO_READINGS,
     Event,
     Header,
     OpenEvents,
+    Readings,
+    convert_times,
     is_time,
+    needs_decimals,
     pair_events,
     read_header,
     read_memory,
@@ -279,14 +283,6 @@ def _open(path: Path) -> BinaryIO:
         raise TraceUnreadable(f"cannot read {path}: {error.strerror or error}") from None
 
 
-EXACT_MICROSECONDS = float(2**43)
-"""Below, the nearest double of a time in microseconds is less than half a nanosecond off."""
-EXACT_INTEGER = 2**53
-"""Below, a double holds every whole number."""
-LARGEST_NS = 3 * 10**18
-"""95 years. The distance of any two ends of events then fits 64 bits."""
-
-
 class ExactEvent(Event, gc=False):
     """An event whose times are decimals."""
 
@@ -317,7 +313,8 @@ class TraceFile:
         """The unit of the file's times: 1000 is microseconds, 1 nanoseconds."""
         self.num_unusable = 0
         """Events that were left out: no time, no end, a negative duration, fields of the wrong kind."""
-        self.memory: list[AllocatorReading] = []
+        self._memory: list[Readings] = []
+        self._num_readings = 0
         self._pieces = Pieces(path, self._decode_batch)
         self._is_exact = False
         """Whether times are decoded as decimals."""
@@ -333,6 +330,11 @@ class TraceFile:
         """Read so far, uncompressed."""
         return self._pieces.num_bytes
 
+    @property
+    def memory(self) -> Readings:
+        """Of devices, as far as it was read; nothing after the first `MOST_READINGS`."""
+        return np.concatenate([NO_READINGS, *self._memory])
+
     def error(self, what: str) -> TraceUnreadable:
         return self._pieces.error(what)
 
@@ -343,7 +345,7 @@ class TraceFile:
 
     def _decode_batch(self, text: bytes) -> Batch:
         events, num_odd = self._decode_events(text)
-        if not self._is_exact and _needs_decimals(events):
+        if not self._is_exact and needs_decimals(events):
             self._is_exact = self._may_be_decimal = True
             events, num_odd = self._decode_events(text)
         self.num_unusable += num_odd
@@ -358,14 +360,19 @@ class TraceFile:
             return repair_events(text, _decode_one_exactly if self._is_exact else _decode_one)
 
     def _make_batch(self, events: list[Event]) -> Batch:
-        if not {event.ph for event in events}.isdisjoint("BE"):
-            self._may_be_decimal = True
-            events = pair_events(events, self._open_events)
-        self.memory += read_memory(events, self._to_ns, len(self.memory))
         complete = [event for event in events if event.ph == "X"]
+        if len(complete) < len(events):
+            others = [event for event in events if event.ph != "X"]
+            if not {event.ph for event in others}.isdisjoint("BE"):
+                self._may_be_decimal = True
+                complete = [event for event in pair_events(events, self._open_events) if event.ph == "X"]
+            if self._num_readings < MOST_READINGS:
+                self._memory.append(read_memory(others, self._to_ns))
+                self._num_readings += len(self._memory[-1])
+        num_complete = len(complete)
         if self._may_be_decimal:
             complete = [event for event in complete if is_time(event.ts) and is_time(event.dur)]
-            self.num_unusable += sum(event.ph == "X" for event in events) - len(complete)
+            self.num_unusable += num_complete - len(complete)
         kept = [e for e in complete if e.dur is not None and e.ts is not None and e.dur >= 0]
         start, is_start_usable = self._to_ns([e.ts for e in kept])
         length, is_length_usable = self._to_ns([e.dur for e in kept])
@@ -377,24 +384,4 @@ class TraceFile:
         return Batch(kept, start, start + length)
 
     def _to_ns(self, ticks: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Times as integer nanoseconds, and which of them can be had."""
-        values = np.array(ticks, dtype=np.float64)
-        with np.errstate(over="ignore"):
-            is_usable = np.abs(values * self.ns_per_tick) < LARGEST_NS
-        values[~is_usable] = 0.0
-        whole = np.floor(values)
-        found = whole.astype(np.int64) * self.ns_per_tick
-        found += np.rint((values - whole) * self.ns_per_tick).astype(np.int64)
-        if self._may_be_decimal:
-            for index, tick in enumerate(ticks):
-                if is_usable[index] and isinstance(tick, Decimal):
-                    found[index] = round(tick * self.ns_per_tick)
-        return found, is_usable
-
-
-def _needs_decimals(events: list[Event]) -> bool:
-    """Whether a double would not hold the times of a list."""
-    times = [event.ts for event in events if event.ts is not None]
-    largest = max(times, default=0)
-    is_whole = set(map(type, times)) <= {int}
-    return largest >= (EXACT_INTEGER if is_whole else EXACT_MICROSECONDS)
+        return convert_times(ticks, self.ns_per_tick, may_be_decimal=self._may_be_decimal)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import IO, Any
 
@@ -163,7 +164,7 @@ class Window:
     carried: Records
     """Events that began before and still run when it begins."""
 
-    @property
+    @cached_property
     def all_records(self) -> Records:
         return np.concatenate([self.carried, self.records])
 
@@ -178,7 +179,14 @@ def choose_records(records: Records, known: Sequence[ProfilerStep], wanted: Step
 def find_distinct(values: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
     """Every value once, in order. (`np.unique` loads numpy's masked arrays, which takes longer than a small trace.)"""
     ordered = np.sort(values)
-    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+    return ordered[find_edges(ordered)]
+
+
+def find_edges(ordered: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+    """Where a new value begins."""
+    is_first = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return np.flatnonzero(is_first)
 
 
 def find_among(values: NDArray[np.integer[Any]], chosen: Iterable[int]) -> NDArray[np.bool_]:

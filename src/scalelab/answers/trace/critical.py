@@ -95,11 +95,11 @@ def list_what_ifs(timing: StepTiming, step: CriticalStep) -> Iterator[RetimedSte
     pieces = step.sum_by_piece()
     changes: dict[str, Callable[[Edge], bool]] = {}
     if pieces.get(StepPiece.TRANSFER):
-        changes["communication takes no time"] = partial(_is_piece, {StepPiece.TRANSFER})
+        changes["communication takes no time"] = partial(_is_piece, (StepPiece.TRANSFER,))
     if pieces.get(StepPiece.HOST) or pieces.get(StepPiece.LAUNCH):
-        changes["the host launches in no time"] = partial(_is_piece, {StepPiece.HOST, StepPiece.LAUNCH})
+        changes["the host launches in no time"] = partial(_is_piece, (StepPiece.HOST, StepPiece.LAUNCH))
     if pieces.get(StepPiece.COPY):
-        changes["copies take no time"] = partial(_is_piece, {StepPiece.COPY})
+        changes["copies take no time"] = partial(_is_piece, (StepPiece.COPY,))
     names = [one for one, _ in step.sum_by_name()[:MOST_NAMES]]
     for one, short in zip(names, shorten_names([one.name for one in names]), strict=True):
         changes[f"{short} takes no time"] = partial(_is_name, one.piece, one.name)
@@ -107,7 +107,7 @@ def list_what_ifs(timing: StepTiming, step: CriticalStep) -> Iterator[RetimedSte
         yield RetimedStep(change, timing.measure_without(is_free))
 
 
-def _is_piece(pieces: set[StepPiece], edge: Edge) -> bool:
+def _is_piece(pieces: tuple[StepPiece, ...], edge: Edge) -> bool:
     return edge.piece in pieces
 
 

@@ -7,7 +7,7 @@ operations per byte, if that is less (Williams, Waterman and Patterson, CACM 52,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +32,9 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, WorkTime
-from scalelab.trace.events import AllocatorReading
+from scalelab.trace.events import LARGEST_INTEGER, Readings
 from scalelab.trace.waiting import ALIASES
+from scalelab.trace.windows import find_edges
 from scalelab.units import format_bytes, format_quantity, format_share
 
 PHASE_TIME = FindingKind(
@@ -259,12 +260,12 @@ def draw_memory(view: TraceView) -> Chart | None:
     """What the allocators of the devices held over time."""
     rows: list[dict[str, Any]] = []
     for rank, trace in list(view.ranks.items())[:4]:
-        first = min(trace.memory).time_ns if trace.memory else 0
-        for moment in thin_memory(trace.memory):
-            seconds = (moment.time_ns - first) * NS
+        thin = thin_memory(trace.memory)
+        first = trace.memory[:, 0].min() if len(trace.memory) else 0
+        for time, *held in thin.tolist():
             rows += [
-                {"series": f"rank {rank} {what}", "seconds": seconds, "bytes": getattr(moment, f"{what}_bytes")}
-                for what in ("allocated", "reserved")
+                {"series": f"rank {rank} {what}", "seconds": (time - int(first)) * NS, "bytes": one}
+                for what, one in zip(("allocated", "reserved"), held, strict=True)
             ]
     if not rows:
         return None
@@ -278,35 +279,31 @@ def draw_memory(view: TraceView) -> Chart | None:
     )
 
 
-def thin_memory(points: Sequence[AllocatorReading]) -> list[AllocatorReading]:
+def thin_memory(readings: Readings) -> Readings:
     """The largest of every stretch of time, in order."""
-    found: dict[int, AllocatorReading] = {}
-    if not points:
-        return []
-    ordered = sorted(points)
-    low, span = ordered[0].time_ns, max(1, ordered[-1].time_ns - ordered[0].time_ns)
-    for point in ordered:
-        place = (point.time_ns - low) * NUM_MOMENTS // span
-        known = found.get(place)
-        found[place] = point if known is None or point.allocated_bytes > known.allocated_bytes else known
-    return list(found.values())
+    if not len(readings):
+        return readings
+    since = np.minimum(readings[:, 0] - readings[:, 0].min(), LARGEST_INTEGER // NUM_MOMENTS)
+    place = since * NUM_MOMENTS // max(1, int(since.max()))
+    order = np.lexsort((readings[:, 2], readings[:, 0], -readings[:, 1], place))
+    return readings[order[find_edges(place[order])]]
 
 
 def make_memory_table(view: TraceView) -> Table | None:
     """The most memory of every rank."""
-    peaks = {
-        rank: max(trace.memory, key=lambda one: one.allocated_bytes)
+    peaks = [
+        (rank, trace.memory[:, 0].min(), *trace.memory[trace.memory[:, 1].argmax()].tolist())
         for rank, trace in view.ranks.items()
-        if trace.memory
-    }
+        if len(trace.memory)
+    ]
     if not peaks:
         return None
     return make_table(
-        peaks.items(),
+        peaks,
         text_column("rank", "rank", lambda row: f"rank {row[0]}"),
-        bytes_column("allocated_bytes", "peak allocated", lambda row: row[1].allocated_bytes),
-        bytes_column("reserved_bytes", "reserved then", lambda row: row[1].reserved_bytes),
-        seconds_column("at_seconds", "at", lambda row: (row[1].time_ns - min(view.ranks[row[0]].memory).time_ns) * NS),
+        bytes_column("allocated_bytes", "peak allocated", lambda row: row[3]),
+        bytes_column("reserved_bytes", "reserved then", lambda row: row[4]),
+        seconds_column("at_seconds", "at", lambda row: (row[2] - int(row[1])) * NS),
         title="Memory of the device",
         notes=("at: since the first recorded allocation",),
     )
@@ -317,7 +314,7 @@ def make_efficiency_sections(view: TraceView) -> Iterator[Section]:
     if not view.has_device:
         return
     peaks = find_peaks(view)
-    flames = draw_flames(view)
+    flames = draw_flames(view) if view.has_charts else None
     asked = tuple(make_asked_tables(view))
     if asked:
         yield Section(heading="Device time by what asked for it", tables=asked, charts=(flames,) if flames else ())
@@ -328,7 +325,7 @@ def make_efficiency_sections(view: TraceView) -> Iterator[Section]:
         make_memory_table(view),
     )
     found = tuple(table for table in tables if table is not None and table.rows)
-    memory = draw_memory(view)
+    memory = draw_memory(view) if view.has_charts else None
     if found:
         yield Section(heading="Efficiency", tables=found, charts=(memory,) if memory else ())
 
@@ -346,9 +343,7 @@ def summarise_efficiency(view: TraceView) -> Iterator[Finding]:
         text = f"Of the device time, {listed}."
         yield PHASE_TIME("", text, forward=shares[FORWARD], backward=shares[BACKWARD], optimizer=shares[OPTIMIZER])
     yield from _summarise_utilization(view, whole)
-    peaks = {
-        rank: max(one.allocated_bytes for one in trace.memory) for rank, trace in view.ranks.items() if trace.memory
-    }
+    peaks = {rank: int(trace.memory[:, 1].max()) for rank, trace in view.ranks.items() if len(trace.memory)}
     if peaks:
         rank = max(peaks, key=lambda one: peaks[one])
         text = f"The allocator held at most {format_bytes(peaks[rank])}{f' (rank {rank})' if len(peaks) > 1 else ''}."
@@ -395,5 +390,5 @@ def explain_unrecorded(view: TraceView) -> Iterator[str]:
         yield "Device time by module and source line: record with profile(with_stack=True)."
     if not any(one.has_shapes for one in found):
         yield "FLOP/s of products and attention: record with profile(record_shapes=True)."
-    if not any(trace.memory for trace in view.job.ranks):
+    if not any(len(trace.memory) for trace in view.job.ranks):
         yield "Memory over time: record with profile(profile_memory=True)."

@@ -33,7 +33,7 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.trace.job_trace import find_match_doubts
 from scalelab.trace.rank_time import Parts
-from scalelab.trace.waiting import summarise_kinds, summarise_transfers
+from scalelab.trace.waiting import summarise_transfers
 from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share
 
 EXPOSED = FindingKind(
@@ -180,7 +180,7 @@ def _summarise_last(view: TraceView) -> Iterator[Finding]:
 
 
 def _summarise_kinds(view: TraceView) -> Iterator[Finding]:
-    kinds = [kind for kind in summarise_kinds(view.list_collectives()) if not kind.is_beside]
+    kinds = [kind for kind in view.kinds if not kind.is_beside]
     total = sum(kind.total_ns for kind in kinds)
     if not total:
         return
@@ -301,8 +301,8 @@ def _make_section(heading: str, *tables: Table | None) -> Section | None:
 
 def _add_charts(section: Section | None, view: TraceView) -> Section | None:
     """The parts of every rank, and its timeline."""
-    if section is None:
-        return None
+    if section is None or not view.has_charts:
+        return section
     timelines = {rank: counted.timeline for rank, counted in view.counted.items()}
     charts = (draw_ranks(section.tables[0]), draw_timelines(view.job, timelines))
     return replace(section, charts=tuple(chart for chart in charts if chart is not None))

@@ -21,7 +21,7 @@ from scalelab.report.tables import (
 )
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.rank_time import Parts
-from scalelab.trace.waiting import KindSummary, summarise_kinds, summarise_transfers
+from scalelab.trace.waiting import KindSummary, summarise_transfers
 from scalelab.trace.windows import ProfilerStep
 from scalelab.units import format_count
 
@@ -162,7 +162,7 @@ def describe_steps(view: TraceView) -> str:
 
 def make_kinds_table(view: TraceView) -> Table | None:
     """The collectives of all ranks by kind; None: there are none."""
-    summaries = summarise_kinds(view.list_collectives())
+    summaries = view.kinds
     if not summaries:
         return None
     lacking = [one for one in summaries if one.num_sized < one.count and one.kind != BARRIER]

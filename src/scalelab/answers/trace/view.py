@@ -20,7 +20,7 @@ from scalelab.trace.matching import Matching
 from scalelab.trace.operators import KernelCounter, KernelTime, OperatorCounter, OperatorTime
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.rank_trace import MakeCounter, RankTrace
-from scalelab.trace.waiting import JobArrivals, find_arrivals, select_steps
+from scalelab.trace.waiting import JobArrivals, KindSummary, find_arrivals, select_steps, summarise_kinds
 from scalelab.trace.windows import Steps
 
 NS = 1e-9
@@ -57,6 +57,8 @@ class TraceView:
     """The steps that are shown; None: the whole traces."""
     top: int = 10
     """The most rows of a table of names, gaps, streams or steps."""
+    has_charts: bool = True
+    """Whether charts are drawn: a terminal shows none."""
 
     @property
     def ranks(self) -> dict[int, RankTrace]:
@@ -109,6 +111,11 @@ class TraceView:
 
     def list_steps(self, trace: RankTrace) -> dict[int, Parts]:
         return {step: p for step, p in trace.breakdown.by_step.items() if self.steps is None or step in self.steps}
+
+    @cached_property
+    def kinds(self) -> list[KindSummary]:
+        """The collectives of all ranks in what is shown, by kind."""
+        return summarise_kinds(self.list_collectives())
 
     def list_collectives(self) -> Iterator[Collective]:
         """Those of all ranks in what is shown."""
