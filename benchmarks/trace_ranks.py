@@ -19,8 +19,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class Source:
         self.events = [event for event in events if event.get("ph") in ("X", "s", "f") and event.get("cat") != "Trace"]
         kernels = [event for event in self.events if event.get("cat") == "kernel" and "nccl" in event["name"]]
         self.kernels = sorted(kernels, key=lambda event: event["ts"])
+        self.places = {id(event): place for place, event in enumerate(self.kernels)}
         self.kinds = ["all_reduce" if "AllReduce" in event["name"] else "all_to_all" for event in self.kernels]
         self.start = np.array([event["ts"] for event in self.events], dtype=np.float64)
         self.length = np.array([event.get("dur", 0) for event in self.events], dtype=np.float64)
@@ -85,25 +86,37 @@ class Source:
         edges = [edge for event in self.kernels for edge in (event["ts"], event["ts"] + event["dur"])]
         self.knots = np.maximum.accumulate(np.array([self.low, *edges, self.high], dtype=np.float64))
 
-    def write_step(self, knots: Floats, step: int, plan: Plan, rank: int) -> Iterator[str]:
-        """The events of one step between these times of its collectives."""
-        start = np.interp(self.start, self.knots, knots)
-        end = np.interp(self.start + self.length, self.knots, knots)
-        for event, low, high in zip(self.events, start.tolist(), end.tolist(), strict=True):
-            moved = event | {"ts": round(low, 3)}
-            if event["ph"] == "X":
-                moved["dur"] = round(high - low, 3)
+    @cache  # noqa: B019  # sources live as long as the program
+    def make_template(self, step: int) -> str:
+        """The events of one step as text with a place for every time, and for the arguments of collectives."""
+        found = []
+        for event in self.events:
+            moved: dict[str, Any] = {name: value for name, value in event.items() if name not in ("ts", "dur")}
             args = event.get("args", {})
             if args.get("correlation", 0) > 0:
-                moved["args"] = args = args | {"correlation": args["correlation"] + step * 1_000_000}
+                moved["args"] = args | {"correlation": args["correlation"] + step * 1_000_000}
             if event["name"].startswith("ProfilerStep#"):
                 moved["name"] = f"ProfilerStep#{step}"
             if "id" in event:
                 moved["id"] = event["id"] + step * 1_000_000
-            if event.get("cat") == "kernel" and "nccl" in event["name"]:
-                place = next(place for place, kernel in enumerate(self.kernels) if kernel is event)
-                moved["args"] = args | describe_collective(self.kinds[place], plan, rank)
-            yield json.dumps(moved)
+            if id(event) in self.places:
+                moved["args"] = {"COLLECTIVE": 0} | moved.get("args", {})
+            text = json.dumps(moved).replace("%", "%%").replace('"COLLECTIVE": 0', "%s")
+            times = '"ts": %.3f, "dur": %.3f, ' if event["ph"] == "X" else '"ts": %.3f, '
+            found.append("{" + times + text[1:])
+        return ",\n".join(found)
+
+    def write_step(self, knots: Floats, step: int, plan: Plan, rank: int) -> str:
+        """The events of one step between these times of its collectives."""
+        start = np.interp(self.start, self.knots, knots).tolist()
+        end = np.interp(self.start + self.length, self.knots, knots).tolist()
+        values: list[float | str] = []
+        for event, low, high in zip(self.events, start, end, strict=True):
+            values += (low, high - low) if event["ph"] == "X" else (low,)
+            place = self.places.get(id(event))
+            if place is not None:
+                values.append(json.dumps(describe_collective(self.kinds[place], plan, rank))[1:-1])
+        return self.make_template(step) % tuple(values)
 
 
 def describe_collective(kind: str, plan: Plan, rank: int) -> dict[str, Any]:
@@ -168,7 +181,7 @@ def write_ranks(plan: Plan, sources: list[Source], directory: Path) -> int:
             file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
             for step in range(plan.num_steps):
                 file.write(",\n" if step else "")
-                file.write(",\n".join(source.write_step(knots[rank, step], step, plan, rank)))
+                file.write(source.write_step(knots[rank, step], step, plan, rank))
             file.write("\n]}\n")
     return sum(file.stat().st_size for file in directory.iterdir())
 

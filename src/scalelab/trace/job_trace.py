@@ -49,7 +49,7 @@ class JobTrace:
     doubts: tuple[TraceDoubt, ...] = ()
     """What is missing, or does not fit together."""
 
-    @property
+    @cached_property
     def by_rank(self) -> dict[int, RankTrace]:
         """Files whose rank is not known have numbers after all others."""
         return dict(zip(number_ranks([(trace.path, trace.rank) for trace in self.ranks]), self.ranks, strict=True))

@@ -139,6 +139,16 @@ COMPUTE_NAMESPACES = re.compile(
 """Kernels of libraries that run on one device; "broadcast" is a shape there."""
 
 
+_LIBRARIES = re.compile("|".join(LIBRARIES.values()), re.IGNORECASE)
+
+
+@lru_cache(MOST_NAMES)  # a job has a file per rank, with the same names
+def names_library(name: str) -> bool:
+    """Whether a kernel is one that a library of the table moves data with."""
+    return bool(_LIBRARIES.search(name))
+
+
+@lru_cache(MOST_NAMES)
 def find_generic(name: str) -> bool:
     """Whether the name of a kernel says that it communicates, though no library of the table is known for it."""
     plain = name.replace("(anonymous namespace)::", "")
@@ -153,7 +163,6 @@ class Classifier:
     """The kind of every event; what was found is remembered by category and name."""
 
     def __init__(self, more_communication: Sequence[str] = (), more_compute: Sequence[str] = ()) -> None:
-        self._libraries = re.compile("|".join(LIBRARIES.values()), re.IGNORECASE)
         self._more_communication = [re.compile(pattern) for pattern in more_communication]
         self._more_compute = [re.compile(pattern) for pattern in more_compute]
         self._known: dict[tuple[str, str], Kind] = {}
@@ -199,7 +208,7 @@ class Classifier:
             return True
         if any(pattern.search(name) for pattern in self._more_compute) or COMPILED.match(name):
             return False
-        if self._libraries.search(name):
+        if names_library(name):
             return True
         if not find_generic(name):
             return False
