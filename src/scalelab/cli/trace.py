@@ -72,8 +72,8 @@ class Trace:
     scalelab trace diff A B"""
 
     paths: Annotated[Recordings, tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
-    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; or a run such as last, of
-    which the traced trial with the most ranks is read."""
+    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; dumps of torch's flight
+    recorder; or a run such as last, of which the traced trial with the most ranks is read."""
     reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
     overview: bool = False
     """The job as a whole: stragglers by rank, host, rail, stage and link, and the step without them. On for more than
@@ -127,8 +127,14 @@ def main(args: Sequence[str]) -> int:
 
 
 def describe_recordings(wanted: Trace, *, has_charts: bool = True) -> tuple[Document, TraceView | None]:
-    """The answer, and what was read for it; by HTA's definitions, nothing is kept."""
-    files = choose_files([find_recording(path, wanted.runs_dir) for path in wanted.paths], wanted.reading)
+    """The answer, and what was read for it; of dumps, and by HTA's definitions, nothing is kept."""
+    paths = [find_recording(path, wanted.runs_dir) for path in wanted.paths]
+    flight = read_flight(paths)
+    if flight is not None:
+        if wanted.merged is not None:
+            raise UsageError("--merged needs profiler traces: dumps of the flight recorder have no kernels")
+        return flight, None
+    files = choose_files(paths, wanted.reading)
     if wanted.hta:
         return read_as_hta(files), None
     is_overview = wanted.overview or len(files) > MOST_IN_FULL
@@ -154,6 +160,18 @@ def main_diff(args: Sequence[str]) -> int:
     sides = [read_view(choose_files([path], wanted.reading), wanted.reading) for path in (wanted.a, wanted.b)]
     write_outputs(compare_traces(sides[0], sides[1], (str(wanted.a), str(wanted.b))), wanted.output)
     return 0
+
+
+def read_flight(paths: Sequence[Path]) -> Document | None:
+    """What dumps of torch's flight recorder show; None: the paths lead to something else."""
+    from scalelab.trace.flight import find_dumps, read_dumps
+
+    dumps = find_dumps(paths)
+    if not dumps:
+        return None
+    from scalelab.answers.trace.flight import describe_flight
+
+    return describe_flight(read_dumps(dumps))
 
 
 def find_recording(path: Path, runs_dir: Path) -> Path:
