@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +68,7 @@ from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.blocks import find_blocks
 from scalelab.worker.training import Training, dress_workload
+from scalelab.workloads.workload import Workload
 
 END = object()
 """Instead of a batch: the end of the data."""
@@ -100,8 +103,8 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
             recorder.run()
     except NEEDS_VALUES as error:
         raise UsageError(
-            f"memory cannot be estimated for this workload: it reads tensor values ({error}), and an"
-            " estimate has shapes only"
+            f"memory cannot be estimated for this workload: it reads tensor values{name_line(error)} ({error}), and"
+            " an estimate has shapes only"
         ) from error
     sharding = describe_sharding(trial, training)
     events, marks = shard_recording(recorder.recording, sharding)
@@ -128,7 +131,7 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
         shape=replace(trial.shape, compile=False),
     )
     seed_everything(plain.seed)
-    workload = load_workload(plain, 0)
+    workload = load_fake(plain, fake_mode)
     workload = replace(workload, batches=OutsideBatches(workload.batches, fake_mode), test_batches=None)
     training = dress_workload(workload, plain, 0, device)
     if find_kind(trial.device).is_accelerator:
@@ -142,6 +145,31 @@ def choose_fake_device(trial: Trial) -> torch.device:
     """Where fake tensors say that they are: the CPU where torch has no such device, for its engine would abort."""
     driver = find_driver(trial.device)
     return torch.device(trial.device if driver is not None and driver.count() else "cpu")
+
+
+def load_fake(trial: Trial, fake_mode: FakeTensorMode) -> Workload:
+    """The workload on fake tensors.
+
+    A constructor that reads values (timm's ViT and ConvNeXt do, for the rates of their dropped paths) runs again for
+    real, in the memory of the model's parameters, which are made fake before the first step.
+    """
+    try:
+        return load_workload(trial, 0)
+    except (*NEEDS_VALUES, UsageError) as error:
+        if not isinstance(error.__cause__ or error, NEEDS_VALUES):
+            raise
+        seed_everything(trial.seed)
+        with _disable_current_modes():
+            workload = load_workload(trial, 0)
+        convert_by_replacing(workload.model, lambda tensor: fake_mode.from_tensor(tensor.detach()))
+        return workload
+
+
+def name_line(error: BaseException) -> str:
+    """Where the workload's own code asked for what failed: ` at vit.py:12`; empty where only torch is in the trace."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not {"torch", "scalelab"} & set(Path(frame.filename).parts)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def describe_sharding(trial: Trial, training: Training) -> Sharding:
