@@ -96,6 +96,7 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs of tests at work beside each other, and of the user, do not see each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

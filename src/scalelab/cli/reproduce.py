@@ -96,7 +96,7 @@ def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:
             )
         except (DamagedRun, ValueError, UsageError):
             continue  # `scalelab show` reports the damage
-        if is_same:
+        if is_same and store.is_own:  # the trials of a run that was sent may name any file
             is_over = all(store.has_result(name) for name in store.record.trials) and store.read_document_text()
             return None if is_over or store.is_running() else store
     return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,8 @@ from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
+from scalelab.records.tasks import Script
+from scalelab.records.trial import Trial
 from scalelab.runs.experiment import find_waiting
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
@@ -44,6 +47,8 @@ class Resume:
     runs_dir: RunsDir = RUNS_DIR
     only: Annotated[str | None, tyro.conf.arg(metavar="TRIAL")] = None
     """Run only this trial, even while others run: what a job of --job-per-trial does."""
+    trust: bool = False
+    """Execute what a run names that was not made here: its workload, script or study."""
     submission: Submission = field(default_factory=Submission)
     output: Output = field(default_factory=Output)
 
@@ -52,6 +57,7 @@ def main(args: Sequence[str]) -> int:
     resume = parse_flags(Resume, args, "resume")
     resume.output.check()
     store = open_run(resume.run, resume.runs_dir)
+    check_origin(store, is_trusted=resume.trust)
     member = find_member(os.environ)
     joined = join_launcher(store, member, resume.runs_dir) if member else None
     if member and member.rank > 0:
@@ -76,6 +82,30 @@ def main(args: Sequence[str]) -> int:
         if is_own_job(store):  # the process that waits for this job must know that every trial has a result
             error.exit_code = 3
         raise
+
+
+def check_origin(store: RunStore, *, is_trusted: bool) -> None:
+    """Refuse to execute what a run of somebody else names, until its user has looked at it."""
+    if store.is_own:
+        return
+    if is_trusted:
+        store.trust()
+        return
+    code = sorted({name for trial in store.trials() for name in list_code(trial)} | {store.record.study_class or ""})
+    named = ", ".join(filter(None, code)) or "no file of its own"
+    command = shlex.join(store.record.command) or "–"
+    raise UsageError(
+        f"{store.name} was not made here (it was copied, sent or made by another user). Resuming it repeats: {command};"
+        f" and executes: {named}. If you trust that, add --trust"
+    )
+
+
+def list_code(trial: Trial) -> Iterator[str]:
+    """The files that a trial executes."""
+    if isinstance(trial.task, Script):
+        yield trial.task.target
+    elif ":" in trial.workload:
+        yield trial.workload
 
 
 def open_launchers(store: RunStore, study: Study, resume: Resume) -> Launcher:

@@ -26,6 +26,7 @@ from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import RUNS_DIR as RUNS_DIR
 from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.origin import is_own, seal_run
 from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
 from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_trial, upgrade_result, write_trial
@@ -106,6 +107,7 @@ class RunStore:
             for trial in trials:
                 store.trial_directory(trial.name).mkdir(parents=True)
                 write_trial(store.trial_directory(trial.name), trial)
+            seal_run(path, record.created_at)
             write_json(path / "run.json", to_builtins(record))
         return store
 
@@ -121,6 +123,16 @@ class RunStore:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this user made the run here, or trusts it; what it names may then be executed."""
+        return is_own(self.path, self.record.created_at)
+
+    def trust(self) -> None:
+        """Take a run that somebody sent for one's own."""
+        with storage_errors(self.path):
+            seal_run(self.path, self.record.created_at)
 
     def trial_directory(self, trial_name: str) -> Path:
         return self.path / "trials" / trial_name

@@ -237,6 +237,11 @@ def load_file(path: Path) -> Any:
 def read_study(store: RunStore) -> Study:
     """The study that a run was made by."""
     record: RunRecord = store.record
+    if record.study_class and not store.is_own:
+        raise UsageError(
+            f"{store.name} was not made here, and its study is code, {record.study_class}: read it, then"
+            f" scalelab resume {store.path} --trust"
+        )
     kind = load_own(record.study_class) if record.study_class else load_kind(record.study)
     try:
         return from_builtins(record.fields, kind)

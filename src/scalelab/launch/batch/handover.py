@@ -253,7 +253,7 @@ def request_trial(trial: Trial, run: Path, record: BatchRecord, ranks_per_node: 
         ranks_per_node=per_node,
         cores_per_rank=count_cores_per_process(trial),
         has_gpus=find_kind(trial.device).is_accelerator,
-        arguments=("-m", "scalelab", "resume", str(run.resolve()), "--only", trial.name),
+        arguments=("-m", "scalelab", "resume", str(run.resolve()), "--only", trial.name, "--trust"),
         directory=Path.cwd(),
         batch_directory=run.resolve() / "batch",
     )
@@ -269,7 +269,7 @@ def request_run(trials: list[Trial], run: Path, record: BatchRecord, ranks_per_n
         ranks_per_node=per_node,
         cores_per_rank=-(-cores_per_node // per_node),
         has_gpus=any(find_kind(trial.device).is_accelerator for trial in trials),
-        arguments=("-m", "scalelab", "resume", str(run.resolve())),
+        arguments=("-m", "scalelab", "resume", str(run.resolve()), "--trust"),
         directory=Path.cwd(),
         batch_directory=run.resolve() / "batch",
     )

@@ -99,8 +99,8 @@ def render_launch(request: JobRequest, site: Site) -> str:
 
 
 def quote_text(text: str) -> str:
-    """One word of shell, in which variables such as $HOME keep their meaning."""
-    return '"' + re.sub(r'([\\"`])', r"\\\1", text) + '"'
+    """One word of shell, in which variables such as $HOME keep their meaning, and commands have none."""
+    return '"' + re.sub(r'([\\"`]|\$(?=[(\[]))', r"\\\1", text) + '"'
 
 
 def make_job(request: JobRequest, site: Site, scheduler: Scheduler) -> Job:
