@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -231,3 +233,20 @@ def test_a_running_study_tells_its_current_trial_and_the_time_left(client: Clien
 def test_a_port_that_is_taken_is_named(server: PageServer, runs_dir: Path) -> None:
     with pytest.raises(UsageError, match=f"--port {server.server_address[1]} is not available"):
         PageServer(server.library, int(server.server_address[1]))
+
+
+def test_a_client_that_leaves_is_not_reported_and_the_next_is_answered(
+    client: Client, capsys: pytest.CaptureFixture[str], server: PageServer
+) -> None:
+    for number in range(20):
+        with socket.create_connection(("127.0.0.1", client.port)) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+            link.sendall(b"GET /api/runs HTTP/1.1\r\nHost: evil\r\n\r\n" * 5 if number % 2 else b"GET /")
+    assert client.ask("/api/runs")[0] == 200
+    try:
+        raise ValueError("ours")
+    except ValueError:
+        server.handle_error(None, ("127.0.0.1", 0))
+    err = capsys.readouterr().err
+    assert err.count("Traceback") == 1
+    assert "ValueError: ours" in err

@@ -285,6 +285,11 @@ class PageServer(ThreadingHTTPServer):
                 f"--port {port} is not available ({error.strerror}): use another, or 0 for any free one"
             ) from error
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves in the middle is no error; what else goes wrong is printed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
