@@ -290,7 +290,7 @@ def test_a_run_is_held_for_as_long_as_it_is_executed(tmp_path: Path) -> None:
             pass
         assert store.is_running()
     assert not store.is_running()
-    assert sorted(entry.name for entry in store.path.iterdir()) == ["environment.json", "run.json", "trials"]
+    assert sorted(entry.name for entry in store.path.iterdir()) == ["environment.json", "origin.json", "run.json", "trials"]
 
 
 def test_a_run_is_free_again_after_an_error(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_process_that_takes_the_run_while_another_looks_at_a_stale_marker_keep
         store.claim().__enter__()
     assert looks[0] is None
     assert json.loads(marker.read_text())["pid"] == sleeper.pid
-    assert len(list(store.path.iterdir())) == 4
+    assert len(list(store.path.iterdir())) == 5
 
 
 def test_a_takeover_under_way_is_not_disturbed(tmp_path: Path) -> None:
