@@ -290,7 +290,8 @@ def test_a_run_is_held_for_as_long_as_it_is_executed(tmp_path: Path) -> None:
             pass
         assert store.is_running()
     assert not store.is_running()
-    assert sorted(entry.name for entry in store.path.iterdir()) == ["environment.json", "origin.json", "run.json", "trials"]
+    names = sorted(entry.name for entry in store.path.iterdir())
+    assert names == ["environment.json", "origin.json", "run.json", "trials"]
 
 
 def test_a_run_is_free_again_after_an_error(tmp_path: Path) -> None:
