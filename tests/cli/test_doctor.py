@@ -29,6 +29,8 @@ from scalelab.cli.doctor.host import (
     Grade,
     ask_mpi,
     choose_copy_bytes,
+    examine_device,
+    look_at_driver,
     look_at_nccl,
     look_at_network,
     look_at_rank,
@@ -345,9 +347,9 @@ def test_the_words_of_a_process_that_failed_are_told_and_the_others_ended(monkey
 
 def test_a_control_group_that_allows_less_memory_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = read_environment("1")
-    monkeypatch.setattr("scalelab.cli.doctor.command.read_memory_limit", lambda: None)
+    monkeypatch.setattr("scalelab.cli.doctor.host.read_memory_limit", lambda: None)
     assert look_at_memory(environment).grade is Grade.OK
-    monkeypatch.setattr("scalelab.cli.doctor.command.read_memory_limit", lambda: 1_000_000)
+    monkeypatch.setattr("scalelab.cli.doctor.host.read_memory_limit", lambda: 1_000_000)
     check = look_at_memory(environment)
     assert check.grade is Grade.WARNING
     assert "limited to 1 MB by a control group" in check.detail
@@ -363,3 +365,60 @@ def test_a_torch_without_distributed_has_no_backends() -> None:
     assert list_backends(SimpleNamespace(is_available=lambda: False)) == []
     older = SimpleNamespace(is_available=lambda: True, is_gloo_available=lambda: True, is_nccl_available=lambda: False)
     assert list_backends(older) == ["gloo"]
+
+
+def test_a_self_test_gives_expectation_figure_and_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        {"name": "order", "expectation": "A, B", "figure": "B, A", "is_right": False, "next_step": "swap them"},
+        {"name": "memory", "expectation": "90 %", "figure": "unknown", "is_right": None, "next_step": "look"},
+    ]
+    monkeypatch.setattr("scalelab.cli.doctor.host._run", lambda *words: told)
+    bundle = tmp_path / "bundle.json"
+    order, memory = examine_device("cuda", bundle)
+    assert (order.grade, order.detail, order.next_step) == (Grade.FAILED, "B, A (expected: A, B)", "swap them")
+    assert (memory.grade, memory.next_step) == (Grade.WARNING, "")
+    assert json.loads(bundle.read_text())["checks"] == told
+    monkeypatch.setattr("scalelab.cli.doctor.host._run", lambda *words: None)
+    (silent,) = examine_device("xpu", None)
+    assert silent.grade is Grade.FAILED
+    assert "no answer" in silent.detail
+
+
+class FakeNvmlError(Exception):
+    pass
+
+
+class FakeNvml:
+    """The driver's library: GPU 0 is alone and at its clock, GPU 1 is slowed, cut and used by others."""
+
+    NVMLError = FakeNvmlError
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(handle: int, *words: Any) -> Any:
+            known = {
+                "nvmlDeviceGetClockInfo": (1410, 705),
+                "nvmlDeviceGetMaxClockInfo": (1410, 1410),
+                "nvmlDeviceGetPowerUsage": (60_000, 399_000),
+                "nvmlDeviceGetCurrentClocksThrottleReasons": (0x1, 0x44),
+                "nvmlDeviceGetMigMode": ([0, 0], [1, 1]),
+                "nvmlDeviceGetComputeRunningProcesses": ([], [SimpleNamespace(pid=7), SimpleNamespace(pid=9)]),
+            }
+            if name not in known:
+                raise FakeNvmlError("not supported")
+            return known[name][handle]
+
+        return answer
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - the library's name
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+
+def test_a_slowed_cut_or_shared_gpu_is_noticed() -> None:
+    quiet, other = look_at_driver(FakeNvml())
+    assert (quiet.grade, quiet.detail) == (Grade.OK, "SM clock 1410 of 1410 MHz, power unknown")
+    assert other.grade is Grade.WARNING
+    for words in ("705 of 1410 MHz", "software power cap, hardware thermal slowdown", "MIG is on", "processes 7, 9"):
+        assert words in other.detail

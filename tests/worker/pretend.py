@@ -105,13 +105,13 @@ class Machine:
         self.now += 1e-7
         return self.now
 
-    def queue(self, index: int, name: str, seconds: float) -> float:
+    def queue(self, index: int, name: str, copying: float = 0.0) -> float:
         device = self.devices[index]
         self.now += LAUNCH_SECONDS
         self.launches += 1
-        seconds += 0.0 if (index, name) in self.seen else COLD_SECONDS
+        seconds = KERNEL_SECONDS + (0.0 if (index, name) in self.seen else COLD_SECONDS)
         self.seen.add((index, name))
-        seconds /= device.speed
+        seconds = seconds / device.speed + copying
         device.busy_seconds += seconds
         end = device.ends[device.stream] = max(device.ends[device.stream], self.now) + seconds
         return end
@@ -212,7 +212,7 @@ def run_operator(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not any(part in name for part in VIEWS):
         sent = sum(leaf.nbytes for leaf in leaves) if source is None else 0
         copying = sent / (COPY_BYTES_PER_SECOND * MACHINE.devices[index].link_speed)
-        MACHINE.queue(index, name, KERNEL_SECONDS + copying)
+        MACHINE.queue(index, name, copying)
     known = {id(tensor.inner): tensor for tensor in given}
     place = torch.device(NAME, index)
 
@@ -238,7 +238,7 @@ def copy_to_host(source: torch.device, result: Any, is_late: bool) -> Any:
     index = source.index or 0
     size = result.nbytes if isinstance(result, torch.Tensor) else 4
     speed = COPY_BYTES_PER_SECOND * MACHINE.devices[index].link_speed
-    end = MACHINE.queue(index, "copy to host", KERNEL_SECONDS + size / speed)
+    end = MACHINE.queue(index, "copy to host", size / speed)
     if not is_late:
         MACHINE.wait(index, end)
         return result
@@ -310,6 +310,9 @@ class PretendDriver(DeviceDriver):
 
     def count_free_bytes(self, device: torch.device) -> int:
         return MACHINE.devices[self._index(device)].free_bytes
+
+    def count_total_bytes(self, device: torch.device) -> int:
+        return MACHINE.devices[self._index(device)].total_bytes
 
     def limit(self, device: torch.device, num_bytes: int) -> None:
         MACHINE.devices[self._index(device)].limit_bytes = num_bytes

@@ -24,7 +24,7 @@ from scalelab.launch.agreement import Assignment
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, Status, StepKind, StepSample
 from scalelab.worker import device as seam
-from scalelab.worker import exchange, loop, reading, step, training, worker
+from scalelab.worker import exchange, loop, reading, self_test, step, training, worker
 from scalelab.worker.failure import classify
 from scalelab.worker.instruments import instruments
 from scalelab.worker.memory import limit, recording
@@ -33,7 +33,7 @@ from tests.worker import pretend
 from tests.worker.pretend import LAUNCH_SECONDS, MACHINE, NAME, fresh_machine
 from tests.worker.trials import make_trial
 
-CLOCKED = (loop, exchange, reading, instruments, step_log)
+CLOCKED = (loop, exchange, reading, instruments, step_log, self_test)
 """Modules that read the host's clock."""
 HOST = SimpleNamespace(time=MACHINE.read)
 """Instead of the module `time`."""
@@ -278,6 +278,48 @@ MUTANTS: dict[str, Mutant] = {
         "free = (self._driver.count_free_bytes(device) or 0) // 2",
     ),
 }
+
+
+def swap_names() -> None:
+    MACHINE.devices[0].name, MACHINE.devices[1].name = LISTED[::-1]
+
+
+def throttle() -> None:
+    MACHINE.devices[1].speed = 0.5
+
+
+def slow_link() -> None:
+    MACHINE.devices[1].link_speed = 0.1
+
+
+def hog_memory() -> None:
+    MACHINE.devices[0].other_bytes = MACHINE.devices[0].total_bytes // 2
+
+
+def forget_to_wait() -> None:
+    MACHINE.is_forgetful = True
+
+
+LISTED = ("Pretend A", "Pretend B")
+FAULTS: dict[str, tuple[Callable[[], None], str]] = {
+    "nothing": (lambda: None, ""),
+    "wrong device order": (swap_names, "order"),
+    "throttled clock": (throttle, "clock of pretend:1"),
+    "slow link": (slow_link, "link to pretend:1"),
+    "memory hog": (hog_memory, "memory of pretend:0"),
+    "forgotten synchronise": (forget_to_wait, "waiting for pretend:0"),
+}
+"""What is planted, and the check of the self-test that must find it."""
+
+
+def find_faults(plant: Callable[[], None]) -> list[str]:
+    """The checks of the self-test that fail where something is wrong with the machine."""
+    with fresh_machine():
+        MACHINE.devices[0].name, MACHINE.devices[1].name = LISTED
+        plant()
+        return [check.name for check in self_test.run_self_test(NAME, LISTED) if check.is_right is False]
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     name.removeprefix("check_").replace("_", " "): found
     for name, found in list(globals().items())
@@ -333,7 +375,9 @@ def main() -> None:
     for module in CLOCKED:
         vars(module)["perf_counter"] = MACHINE.read
     vars(recording)["time"] = HOST
+    self_test.DIM, self_test.COPY_BYTES = 8, 1 << 22
     found = {
+        "faults": {name: find_faults(plant) for name, (plant, _) in FAULTS.items()},
         "checks": {name: hold(check) for name, check in CHECKS.items()},
         "mutants": {name: find_noticing(mutant) for name, mutant in MUTANTS.items()},
     }

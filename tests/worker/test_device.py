@@ -21,6 +21,7 @@ from scalelab.worker.device import (
     find_used_driver,
     list_activities,
 )
+from scalelab.worker.self_test import run_self_test
 
 PACKAGE = Path(scalelab.__file__).parent
 SEAM = PACKAGE / "worker" / "device.py"
@@ -71,3 +72,14 @@ def test_a_rank_without_a_device_says_what_is_missing(name: str, title: str) -> 
 def test_nothing_is_in_use_before_a_process_has_begun_to_use_it() -> None:
     assert find_used_driver() is None
     assert list_activities() == [torch.profiler.ProfilerActivity.CPU]
+
+
+def test_the_self_test_of_a_cpu_trains() -> None:
+    (check,) = run_self_test("cpu")
+    assert (check.name, check.is_right) == ("training on cpu", True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_the_self_test_stops_where_there_is_no_device() -> None:
+    (check,) = run_self_test("cuda")
+    assert (check.name, check.figure, check.is_right) == ("devices", "0", False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.pretend_cases import CHECKS, MUTANTS
+from tests.worker.pretend_cases import CHECKS, FAULTS, MUTANTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +33,10 @@ def test_it_holds(name: str) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_noticed(name: str) -> None:
     assert run_cases()["mutants"][name] != []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_self_test_finds_what_is_wrong_with_a_device(name: str) -> None:
+    found, expected = run_cases()["faults"][name], FAULTS[name][1]
+    assert expected in found if expected else found == []
+    assert name == "forgotten synchronise" or len(found) <= 1

@@ -105,6 +105,9 @@ class DeviceDriver:
             return None
         return int(self.module.mem_get_info(device)[0]) + (self.read_memory(device).reserved_bytes or 0)
 
+    def count_total_bytes(self, device: torch.device) -> int | None:
+        return int(self.module.mem_get_info(device)[1]) if hasattr(self.module, "mem_get_info") else None
+
     def limit(self, device: torch.device, num_bytes: int) -> None:
         """Let this process allocate so much and no more."""
         if not hasattr(self.module, "set_per_process_memory_fraction"):

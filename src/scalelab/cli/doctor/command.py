@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -34,7 +34,9 @@ from scalelab.cli.doctor.host import (
     describe_device,
     describe_member,
     describe_nodes,
+    examine_device,
     look_at_cores,
+    look_at_memory,
     look_at_nccl,
     look_at_network,
     look_at_rank,
@@ -50,7 +52,7 @@ from scalelab.launch.launcher import Launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.launch.ranks.placement import Placement, find_mistakes, format_cores, read_placement
-from scalelab.records.environment import Environment, read_cpu_quota, read_environment, read_memory_limit
+from scalelab.records.environment import Environment, read_cpu_quota, read_environment
 from scalelab.records.files import read_json, storage_errors, write_json
 from scalelab.records.schema import write_trial
 from scalelab.records.store import RUNS_DIR
@@ -71,6 +73,12 @@ class Doctor:
     runs_dir: RunsDir = RUNS_DIR
     quick: bool = False
     """Start no ranks and measure nothing."""
+    device: Literal["cpu", "cuda", "xpu", "mps"] | None = None
+    """Self-test of every device of this kind instead: expectation, figure and verdict of each check."""
+    gpu: bool = False
+    """The same as --device cuda."""
+    bundle: Path | None = None
+    """Write the self-test and the environment to this file, to attach to an issue; of GPUs unless --device is given."""
     mpi: bool = False
     """Compare the launcher's rank and world size with those of mpi4py."""
     json: bool = False
@@ -89,8 +97,9 @@ def main(args: Sequence[str]) -> int:
         return examine_rank(
             console, member, doctor.runs_dir, is_quick=doctor.quick, asks_mpi=doctor.mpi, is_json=doctor.json
         )
+    device = doctor.device or ("cuda" if doctor.gpu or doctor.bundle else None)
     checks = []
-    for check in examine(doctor, LocalLauncher()):
+    for check in examine_device(device, doctor.bundle) if device else examine(doctor, LocalLauncher()):
         checks.append(check)
         print_check(console, check, is_json=doctor.json)
     failed = [check.name for check in checks if check.grade is Grade.FAILED]
@@ -173,19 +182,6 @@ def look_at_machine(environment: Environment) -> Iterator[DoctorCheck]:
     yield look_at_memory(environment)
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
     yield DoctorCheck(name="GPUs", grade=Grade.OK, detail=gpus or "none: ranks run on the CPU with gloo")
-
-
-def look_at_memory(environment: Environment) -> DoctorCheck:
-    """Memory of the machine, and the limit of the control group."""
-    there, limit = environment.memory_bytes, read_memory_limit()
-    if limit is None or limit >= there:
-        return DoctorCheck(name="memory", grade=Grade.OK, detail=format_bytes(there))
-    return DoctorCheck(
-        name="memory",
-        grade=Grade.WARNING,
-        detail=f"{format_bytes(there)}, limited to {format_bytes(limit)} by a control group",
-        next_step="keep the sum over ranks below it with --memory-limit",
-    )
 
 
 def look_at_storage(runs_dir: Path) -> DoctorCheck:

@@ -6,6 +6,7 @@ the share is too small to import torch, nothing is measured.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -15,12 +16,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.markup import escape
 
+from scalelab import __version__
 from scalelab.checks import clean_lines, find_unguarded
 from scalelab.errors import RankUnknown
 from scalelab.launch.ranks.allocation import find_allocation
@@ -35,7 +38,16 @@ from scalelab.launch.ranks.placement import (
     read_numa_nodes,
     read_placement,
 )
-from scalelab.records.environment import find_gpus, read_available_memory, usable_cores
+from scalelab.records.devices import find_kind
+from scalelab.records.environment import (
+    Environment,
+    find_gpus,
+    read_available_memory,
+    read_environment,
+    read_memory_limit,
+    usable_cores,
+)
+from scalelab.records.files import write_json
 from scalelab.records.running import remove_leftovers
 from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity
@@ -75,7 +87,7 @@ def print_check(console: Console, check: DoctorCheck, *, is_json: bool = False) 
         console.print(json.dumps(to_builtins(check)), soft_wrap=True, markup=False)
         return
     colour = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red"}[check.grade]
-    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<12}{escape(clean_lines(check.detail))}", soft_wrap=True)
+    console.print(f"[{colour}]{check.grade:<3}[/]{check.name:<11} {escape(clean_lines(check.detail))}", soft_wrap=True)
     if check.next_step:
         console.print(f"{'':15}→ {escape(clean_lines(check.next_step))}", soft_wrap=True)
 
@@ -242,6 +254,19 @@ def measure_roofs(num_ranks: int = 1) -> dict[str, Any]:
     return found or {"unmeasured": "memory bandwidth and matmul rate could not be measured"}
 
 
+def look_at_memory(environment: Environment) -> DoctorCheck:
+    """Memory of the machine, and the limit of the control group."""
+    there, limit = environment.memory_bytes, read_memory_limit()
+    if limit is None or limit >= there:
+        return DoctorCheck(name="memory", grade=Grade.OK, detail=format_bytes(there))
+    return DoctorCheck(
+        name="memory",
+        grade=Grade.WARNING,
+        detail=f"{format_bytes(there)}, limited to {format_bytes(limit)} by a control group",
+        next_step="keep the sum over ranks below it with --memory-limit",
+    )
+
+
 def look_at_roofs() -> Iterator[DoctorCheck]:
     roofs = measure_roofs()
     if "unmeasured" in roofs:
@@ -284,6 +309,80 @@ def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck
         detail=f"all-reduce over {devices} failed: {reason}",
         next_step="NCCL_DEBUG=INFO scalelab doctor, or use --device cpu",
     )
+
+
+def examine_device(name: str, bundle: Path | None) -> Iterator[DoctorCheck]:
+    """The self-test of all devices of a kind, in a process of its own."""
+    listed = [gpu.name for gpu in find_gpus()] if find_kind(name).is_listed else []
+    found: Any = _run("scalelab.worker.self_test", name, *listed)
+    if found is None:
+        detail = f"the self-test of {name} gave no answer within {TRY_SECONDS:.0f} s"
+        yield DoctorCheck(name="device", grade=Grade.FAILED, detail=detail, next_step="scalelab doctor --device cpu")
+        return
+    if bundle is not None:
+        environment = to_builtins(read_environment(__version__))
+        write_json(bundle, {"device": name, "checks": found, "environment": environment})
+    yield from map(grade_device, found)
+    nvml = open_driver() if listed else None
+    if nvml is not None:
+        yield from look_at_driver(nvml)
+
+
+def open_driver() -> Any:
+    """NVML by its library; None: it is not installed, or finds no driver."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - its own class of errors has no name before it is imported
+        return None
+    return nvml
+
+
+SLOWING = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""NVML's reasons for a lowered clock (nvmlClocksThrottleReason…), without idling and clocks that someone has set."""
+
+
+def look_at_driver(nvml: Any) -> Iterator[DoctorCheck]:
+    """Clock, power, reasons to slow down, MIG and other tenants of every GPU, by the driver's library."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+        def ask(name: str, *words: Any, handle: Any = handle) -> Any:
+            try:
+                return getattr(nvml, name)(handle, *words)
+            except nvml.NVMLError:  # this GPU, or this user, cannot ask
+                return None
+
+        clock, most = ask("nvmlDeviceGetClockInfo", 1), ask("nvmlDeviceGetMaxClockInfo", 1)
+        power, cap = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+        mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        slowed = [words for bit, words in SLOWING.items() if mask & bit]
+        mig, tenants = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeRunningProcesses") or []
+        said = [
+            f"SM clock {clock} of {most} MHz" if clock is not None and most is not None else "clock unknown",
+            f"{power / 1e3:.0f} of {cap / 1e3:.0f} W" if power is not None and cap is not None else "power unknown",
+            *(["slowed by " + ", ".join(slowed)] if slowed else []),
+            *(["MIG is on: a slice is not a whole GPU"] if mig and mig[0] else []),
+            *([f"used by processes {', '.join(str(one.pid) for one in tenants)}"] if tenants else []),
+        ]
+        advice = "steps would vary: wait, cool it or end the others" if len(said) > 2 else ""
+        grade = Grade.WARNING if advice else Grade.OK
+        yield DoctorCheck(name=f"GPU {index}", grade=grade, detail=", ".join(said), next_step=advice)
+
+
+def grade_device(check: Mapping[str, Any]) -> DoctorCheck:
+    """One check of a self-test: expectation, figure and verdict."""
+    is_right = check["is_right"]
+    grade = Grade.WARNING if is_right is None else Grade.OK if is_right else Grade.FAILED
+    detail = f"{check['figure']} (expected: {check['expectation']})"
+    next_step = "" if is_right is not False else check["next_step"]
+    return DoctorCheck(name=check["name"], grade=grade, detail=detail, next_step=next_step)
 
 
 def _run(module: str, *words: str) -> dict[str, Any] | None:
