@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.records.observations import Message
-from scalelab.records.trial import Status, Trial
+from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.shared.job import Job
@@ -182,3 +182,21 @@ def test_messages_are_drawn_beside_theory_and_by_kind(tmp_path: Path) -> None:
     assert "all-reduce of gradients" in {value["series"] for value in list_values(kinds, "bar")}
     draw(payload)
     draw(kinds)
+
+
+def test_a_fake_answer_counts_without_a_clock_and_says_so_everywhere() -> None:
+    study = make_comm_volume(job=replace(JOB, device="cuda"), ranks=1024, strategies=("ddp",), fake=True)
+    (trial,) = study.plan()
+    assert (trial.num_ranks, trial.num_processes, trial.device, trial.is_forecast) == (1024, 1, "cuda", True)
+    message = Message(kind="all_reduce", count=2, payload_bytes=400, purpose="gradients", phase="backward")
+    basis = MessageBasis(gradient_bytes=400, num_gradients=100)
+    rank = RankReport(rank=0, messages=(message,), message_basis=basis, num_parameters=100, num_passes=1)
+    document = study.conclude([TrialResult(trial=trial, status=Status.COMPLETED, ranks=(rank,))])
+    assert document.title == "Communication volume (fake)"
+    assert "fake: nothing was started" in document.setting
+    assert document.cautions[0].kind == "fake"
+    (table, *_) = document.sections[0].tables
+    assert [column.key for column in table.columns][:3] == ["run", "num_messages", "payload_bytes"]
+    assert [cell.value for cell in table.rows[0]][1:4] == [2, 400, 400]
+    with pytest.raises(UsageError, match="--fake looks for no device"):
+        make_comm_volume(job=replace(JOB, device="auto"), fake=True)

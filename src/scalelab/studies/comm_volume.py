@@ -5,7 +5,7 @@ sizes of the model alone. Where theory is exact the two must be equal to the byt
 strategy sends something unnecessary or theory leaves something out.
 
 For a model with batch norm, three variants of DDP show what its statistics cost: buffers not broadcast, synchronized
-batch norm, and (resnet18) no norms.
+batch norm, and (resnet18) none.
 """
 
 from __future__ import annotations
@@ -220,13 +220,14 @@ def find_differences(arm: Arm) -> list[MessageComparison]:
 def make_message_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
     """Time, messages and bytes of one step, for every configuration."""
     columns: list[Field[Arm]] = [
-        *([] if arms and all(arm.trial.is_forecast for arm in arms) else [step_column(), relative_column(reference)]),
         count_column("num_messages", "messages", lambda arm: count_messages(list_lines(arm))),
         bytes_column("payload_bytes", "payload", lambda arm: sum_payload(list_lines(arm))),
         bytes_column("expected_bytes", "by theory", sum_expected),
         bytes_column("wire_bytes", "on the wire", lambda arm: sum_wire(list_lines(arm))),
     ]
-    return make_sweep_table(arms, columns, notes=_list_notes(arms))
+    if arms and all(arm.trial.is_forecast for arm in arms):
+        return make_table(arms, text_column("run", "run", lambda arm: arm.label), *columns, notes=_list_notes(arms))
+    return make_sweep_table(arms, [step_column(), relative_column(reference), *columns], notes=_list_notes(arms))
 
 
 def make_kind_table(arms: Sequence[Arm]) -> Table:
@@ -374,9 +375,10 @@ def draw_payloads(table: Table) -> tuple[Chart, ...]:
     """What was counted, what theory gives, and what goes over the wire; and the step."""
     columns = {"payload_bytes": "payload, counted", "expected_bytes": "payload by theory", "wire_bytes": "on the wire"}
     caption = "Counted in one step, so without intervals. A dash: theory does not give every byte."
+    is_timed = table.columns[1].key == "step_seconds"
     return keep_charts(
         draw_columns(table, columns, title="Bytes per step", axis_title="bytes of one rank", caption=caption),
-        draw_columns(table, ["step_seconds"], title="Step time by strategy"),
+        draw_columns(table, ["step_seconds"], title="Step time by strategy") if is_timed else None,
     )
 
 
@@ -394,6 +396,5 @@ def draw_kinds(table: Table) -> tuple[Chart, ...]:
     if len(names) < 2 or len(kinds) > MOST_SERIES:
         return ()
     x, y = Axis(field="payload_bytes", title="payload", quantity="bytes"), Axis(field="name", title="", quantity="text")
-    caption = "In the order of the legend; the same kind in two phases of a step is two pieces."
-    extra = {"phase": "in", "count": "messages"}
+    caption, extra = "The same kind in two phases of a step is two pieces.", {"phase": "in", "count": "messages"}
     return (plot_bars(title="Payload per step by kind", x=x, y=y, rows=rows, extra=extra, caption=caption),)
