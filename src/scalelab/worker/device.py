@@ -171,6 +171,12 @@ def choose_device(name: str, rank: int, local_rank: int) -> torch.device:
     return driver.select(local_rank)
 
 
+def choose_fake_device(name: str) -> torch.device:
+    """Where fake tensors say that they are: the CPU where torch has no such device, for its engine would abort."""
+    driver = find_driver(name)
+    return torch.device(name if driver is not None and driver.count() else "cpu")
+
+
 def choose_synchronize(device: torch.device) -> Callable[[], None]:
     """Waits for the device; a CPU has finished its work when a call returns."""
     driver = find_driver(device)

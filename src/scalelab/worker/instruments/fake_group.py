@@ -34,8 +34,9 @@ from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
+from scalelab.worker.device import choose_fake_device
 from scalelab.worker.instruments.messages import watch_messages
-from scalelab.worker.memory.forecast import OutsideBatches, choose_fake_device, stay_fake
+from scalelab.worker.memory.forecast import OutsideBatches, stay_fake
 from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
@@ -93,7 +94,7 @@ def build_fake(trial: Trial, rank: int) -> Iterator[Training]:
         workload = load_workload(trial, 0)  # every rank gets as many samples
         if fake_mode is not None:
             workload = replace(workload, batches=OutsideBatches(workload.batches, fake_mode), test_batches=None)
-        device = torch.device("cpu") if has_reducer else choose_fake_device(trial)
+        device = torch.device("cpu") if has_reducer else choose_fake_device(trial.device)
         training = dress_workload(workload, trial, rank, device)
         for replicated in list_replicas(training.model):
             replicated.register_comm_hook(None, average_gradients)

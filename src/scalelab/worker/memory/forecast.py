@@ -16,7 +16,6 @@ layout of the matrices. There is no formula to copy and torch does not expose th
 run once, for real, on matrices of at most 2048 rows and columns (8 MB in bfloat16); blocks hardly grow beyond that.
 
 On an accelerator the optimizer goes over all parameters at once (`foreach`), as torch's default there does.
-
 What is not in it: what other kernels need while they run (oneDNN's and cuDNN's convolutions), torch.compile's fusions,
 the memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
 """
@@ -62,7 +61,7 @@ from scalelab.records.observations import RankReport
 from scalelab.records.settings import Perturbation, Spreading
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
-from scalelab.worker.device import find_driver
+from scalelab.worker.device import choose_fake_device
 from scalelab.worker.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
@@ -95,7 +94,7 @@ def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
         raise UsageError(
             f"memory cannot be estimated for {trial.strategy}, which has no memory rules: use {PLAIN} or {DEFAULT}"
         )
-    device = choose_fake_device(trial)
+    device = choose_fake_device(trial.device)
     try:
         with stay_fake() as fake_mode:
             training = build_plain(trial, device, fake_mode)
@@ -139,12 +138,6 @@ def build_plain(trial: Trial, device: torch.device, fake_mode: FakeTensorMode) -
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True  # torch's default there, which keeps a temporary of every parameter
     return replace(training, scaler=None, synchronize=lambda: None)
-
-
-def choose_fake_device(trial: Trial) -> torch.device:
-    """Where fake tensors say that they are: the CPU where torch has no such device, for its engine would abort."""
-    driver = find_driver(trial.device)
-    return torch.device(trial.device if driver is not None and driver.count() else "cpu")
 
 
 def load_fake(trial: Trial, fake_mode: FakeTensorMode) -> Workload:
