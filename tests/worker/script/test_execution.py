@@ -48,9 +48,9 @@ def own_main(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
 
 
-def execute(directory: Path, step_at: str, epochs: int = 100) -> Kept:
+def execute(directory: Path, step_at: str, epochs: int = 100, text: str = OWN_OPTIMIZER) -> Kept:
     path = directory / "mine.py"
-    path.write_text(OWN_OPTIMIZER.replace("{epochs}", str(epochs)))
+    path.write_text(text.replace("{epochs}", str(epochs)))
     kept = Kept()
     session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, directory / "trace.json", kept, 4, step_at=step_at)
     run_script(Script(target=str(path), directory=str(directory), step_at=step_at), session)
@@ -69,6 +69,8 @@ def test_steps_end_where_they_are_said_to(step_at: str, tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ScriptFinished, match=r"3 backward passes, 0 optimizer calls\): say where .* --step-at"):
         execute(tmp_path, "optimizer", epochs=1)
+    with pytest.raises(ScriptFinished, match="its data loader gave no batch: check that the data set is larger"):
+        execute(tmp_path, "optimizer", text=OWN_OPTIMIZER.replace(", 4)", ", 16, drop_last=True)"))
     with pytest.raises(UsageError, match=r"--step-at mine:nothing: mine\.py defines no nothing there"):
         execute(tmp_path, "mine:nothing")
     with pytest.raises(UsageError, match=r"--step-at json:nothing: module 'json' has no attribute 'nothing'"):

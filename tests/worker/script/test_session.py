@@ -393,6 +393,20 @@ def test_samples_are_counted_in_the_dimension_that_has_them(
     assert find_samples(batch, expected) == samples
 
 
+def test_a_batch_sampler_of_ones_own_may_give_the_sequence_first(tmp_path: Path) -> None:
+    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sampler = [[number, number + 1, number + 2, number + 3] for number in range(40)]
+        for inputs in DataLoader(
+            torch.randn(50, 7, 8), batch_sampler=sampler, collate_fn=lambda rows: torch.stack(rows, dim=1)
+        ):  # type: ignore[arg-type] # rows of a tensor are a data set
+            model(inputs).sum().backward()
+            optimizer.step()
+
+    session, _ = watch(loop, tmp_path)
+    assert (session.step_samples, session.batch_samples) == (4, 4)
+
+
 def test_a_batch_that_two_passes_take_counts_once(tmp_path: Path) -> None:
     def loop(model: nn.Module, _: Iterator[Any]) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -245,10 +245,12 @@ def describe_early_end(session: ScriptSession) -> str:
         return (
             f"the script ended on rank {who} after {count_steps(session)}: let it train longer, or lower --steps{more}"
         )
-    seen = describe_seen(session)
-    if session.num_forks:
-        return f"the script ended without a step ({seen}): {OWN_PROCESSES}"
-    return f"the script ended without a step ({seen}): {WHERE_STEPS_END}"
+    advice = WHERE_STEPS_END
+    if session.watch.is_loading and not session.watch.has_batch:
+        advice = "its data loader gave no batch: check that the data set is larger than a batch"
+    elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
+        advice = OWN_PROCESSES
+    return f"the script ended without a step ({describe_seen(session)}): {advice}"
 
 
 def describe_seen(session: ScriptSession) -> str:

@@ -56,6 +56,8 @@ class TrainingWatch:
         self._told_batch = told_batch
         self._step_at = step_at
         self._is_load_seen = False
+        self.is_loading = self.has_batch = False
+        """Whether the script has asked a data loader for a batch, and whether one has come."""
         self._numbers = count()  # an optimizer may be gone when the next one comes
         self.rule = StepRule()
         self.delays = delays or {}
@@ -330,8 +332,11 @@ class TrainingWatch:
         @functools.wraps(original)
         def load(iterator: Any) -> Any:
             self.begin_load()
+            self.is_loading = True
             batch = original(iterator)
-            samples = find_samples(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
+            self.has_batch = True
+            size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+            samples = find_samples(batch, size or self._told_batch)  # a sampler of one's own need not say its size
             if samples:
                 self._facts.loads.append(samples)
             return batch
