@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scalelab.cli.app import main
-from scalelab.cli.init import Target, find_target, is_build, refuse_failure, render_build
+from scalelab.cli.init import Target, describe_unused, find_target, is_build, refuse_failure, render_build
 from scalelab.cli.study_flags import parse_study
 from scalelab.errors import UsageError
 from scalelab.worker.models.inspection import inspect_model
@@ -62,6 +62,18 @@ class Regression(nn.Module):
     def forward(self, features):
         return self.layer(features)
 
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.classes, self.value = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+    def forward(self, *, features):
+        hidden = self.body(features)
+        return self.classes(hidden), self.value(hidden)
+
+class Configured(Regression):
+    def __init__(self, config: Config, width):
+        super().__init__(config.vocabulary)
+
 class Strange(nn.Module):
     def forward(self, graph):
         return graph.nodes
@@ -101,6 +113,7 @@ def look(name: str, arguments: str = "") -> dict[str, Any]:
         ("Tagger", "", [[16]], "tokens"),
         ("Pairs", "", [[16], [16]], "classes"),
         ("Regression", "width=7", [[7]], "values"),
+        ("Named", "", [[6]], "classes"),
     ],
 )
 def test_what_forward_takes_is_found_and_the_written_file_trains(
@@ -125,6 +138,11 @@ def test_what_forward_takes_is_found_and_the_written_file_trains(
     ("name", "arguments", "line"),
     [
         ("Regression", "", "models_of_init.py:Regression needs width: give --arguments 'width=…'"),
+        (
+            "Configured",
+            "",
+            "models_of_init.py:Configured needs config, width: give --arguments 'config=Config(), width=…'",
+        ),
         ("Regression", "width='a'", "models_of_init.py:Regression cannot be made: TypeError: "),
         (
             "Absent",
@@ -143,6 +161,14 @@ def test_what_stops_it_is_one_line_with_the_next_step(models: Path, name: str, a
     assert "\n" not in str(caught.value)
 
 
+def test_parameters_that_the_first_output_does_not_reach_are_named(models: Path) -> None:
+    assert look("Named")["unused"] == ["value.weight", "value.bias"]
+    assert describe_unused(["a", "b", "c"]) == (
+        "a, b and 1 more get no gradient from this output: add the others to compute_loss, or run with"
+        " --find-unused-parameters"
+    )
+
+
 def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(("init", *arguments))
@@ -154,7 +180,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_bad_input_is_refused_before_anything_is_made(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(capsys) == "no terminal to ask on: scalelab init file.py:Class"
     assert fail(capsys, "absent.py").startswith("there is no file absent.py: give file.py:Class or ")
-    known = "Images, Language, Tagger, Pairs, Regression, Strange"
+    known = "Images, Language, Tagger, Pairs, Regression, Named, Strange"
     instead = f"scalelab init models_of_init.py:Strange (it has {known})"
     assert fail(capsys, "models_of_init.py") == f"no terminal to ask on: {instead}"
     assert fail(capsys, "models_of_init.py:Images", "--arguments", "a b") == (

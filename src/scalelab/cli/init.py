@@ -178,7 +178,18 @@ def write_with_inspection(target: Target, arguments: str) -> str:
     taken = ", ".join(f"{one['name']} {one['kind']} {describe_shape(one['shape'])}" for one in inputs)
     size = f"{found['num_parameters']:,} parameters"
     print(f"{target.label}: {size}; forward takes {taken} and gives {describe_kind(output)}")  # noqa: T201
+    if found["unused"]:
+        print(f"note: {describe_unused(found['unused'])}", file=sys.stderr)  # noqa: T201
     return render_build(target, arguments, sorted(names), found)
+
+
+def describe_unused(names: Sequence[str]) -> str:
+    """Parameters that the loss of the written file does not reach: DDP would refuse them."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return (
+        f"{', '.join(names[:2])}{more} get no gradient from this output: add the others to compute_loss, or run with"
+        " --find-unused-parameters"
+    )
 
 
 def describe_shape(shape: Sequence[int]) -> str:
@@ -220,9 +231,8 @@ def refuse_failure(target: Target, found: dict[str, Any]) -> None:
             raise UsageError(f"{target.module} has no {error}: its models are {known}")
         case "make":
             needed = ", ".join(found["needed"])
-            call = ", ".join(f"{name}=…" for name in found["needed"])
             if needed and "missing" in error:
-                raise UsageError(f"{target.label} needs {needed}: give --arguments '{call}'")
+                raise UsageError(f"{target.label} needs {needed}: give --arguments '{found['call']}'")
             raise UsageError(f"{target.label} cannot be made: {error}: give other --arguments")
         case "type":
             raise UsageError(f"{target.label} made a {error}, not an nn.Module: name the class of the model")
@@ -240,7 +250,8 @@ def render_build(target: Target, arguments: str, names: Sequence[str], found: di
         draws.append(f"    target = {render_target(output)}")
     batch = [one["name"] for one in inputs] + ([targeted] if targeted else ["target"] * (output["kind"] != "loss"))
     unpacked = ", ".join(batch) + ("," if len(batch) == 1 else "")
-    called = ", ".join([one["name"] for one in inputs] + ([f"{targeted}={targeted}"] if targeted else []))
+    words = [f"{one['name']}={one['name']}" if one["is_keyword"] else one["name"] for one in inputs]
+    called = ", ".join(words + ([f"{targeted}={targeted}"] if targeted else []))
     taken = "".join(step if str(step).startswith(".") else f"[{step!r}]" for step in output["path"])
     functional = "" if output["kind"] == "loss" else "from torch.nn import functional as F\n"
     imported = ", ".join(sorted({target.name, *names}))

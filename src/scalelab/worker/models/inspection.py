@@ -80,10 +80,15 @@ def draw(one: Input) -> torch.Tensor:
 def list_names(model: nn.Module) -> tuple[list[str], str | None]:
     """The parameters of forward that must be given, at least one, and the one that takes the answers, if any."""
     parameters = inspect.signature(model.forward).parameters.values()
-    plain = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)]
+    plain = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     needed = [one.name for one in plain if one.default is one.empty and one.name not in TARGETS]
     target = next((one.name for one in parameters if one.name in TARGETS), None)
     return needed or [one.name for one in plain[:1]], target
+
+
+def is_keyword(model: nn.Module, name: str) -> bool:
+    """Whether forward takes a parameter only by its name."""
+    return inspect.signature(model.forward).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def try_inputs(model: nn.Module) -> dict[str, Any]:
@@ -98,8 +103,10 @@ def try_inputs(model: nn.Module) -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001 - whatever it is, this input is not it
                 first = first or f"{type(error).__name__}: {error}".splitlines()[0]
                 continue
-            inputs = [{"name": name, **one} for name, one in zip(names, combination, strict=True)]
-            return {"inputs": inputs, "target": targeted, "output": output}
+            pairs = zip(names, combination, strict=True)
+            inputs = [{"name": name, "is_keyword": is_keyword(model, name), **one} for name, one in pairs]
+            unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+            return {"inputs": inputs, "target": targeted, "output": output, "unused": unused}
     return {"error": f"forward({', '.join(names)}) took none of {len(suggested)} synthetic inputs; the first: {first}"}
 
 
@@ -107,7 +114,8 @@ def see_output(model: nn.Module, names: Sequence[str], inputs: Sequence[Input], 
     """Forward and backward of one batch, and what came out."""
     batch = {name: draw(one) for name, one in zip(names, inputs, strict=True)}
     answers = draw(inputs[0]) if inputs[0]["kind"] == "int" else torch.randint(2, (NUM_SAMPLES,))
-    output = model(*batch.values(), **({target: answers} if target else {}))
+    named = {name: batch.pop(name) for name in names if is_keyword(model, name)}
+    output = model(*batch.values(), **named, **({target: answers} if target else {}))
     described = describe_output(output, inputs)
     if target and described["kind"] != "loss":
         raise ValueError(f"with {target} it gave no loss")
@@ -169,7 +177,13 @@ def inspect_model(request: dict[str, Any]) -> dict[str, Any]:
     try:
         model = eval(f"{request['name']}({request['arguments']})", vars(module))
     except Exception as error:  # noqa: BLE001
-        return {"stage": "make", "error": describe_error(error), "needed": list_needed(kind)}
+        needed = list_needed(kind)
+        return {
+            "stage": "make",
+            "error": describe_error(error),
+            "needed": list(needed),
+            "call": ", ".join(needed.values()),
+        }
     if not isinstance(model, nn.Module):
         return {"stage": "type", "error": type(model).__name__}
     found = try_inputs(model.train())
@@ -177,14 +191,25 @@ def inspect_model(request: dict[str, Any]) -> dict[str, Any]:
     return {"stage": "forward", "num_parameters": num_parameters, **found}
 
 
-def list_needed(kind: Any) -> list[str]:
-    """The arguments without a default of what makes the model."""
+def list_needed(kind: Any) -> dict[str, str]:
+    """The arguments without a default of what makes the model, each as it could be given: a Config as `Config()`."""
     try:
-        parameters = inspect.signature(kind).parameters.values()
-    except (TypeError, ValueError):
-        return []
+        parameters = inspect.signature(kind, eval_str=True).parameters.values()
+    except Exception:  # noqa: BLE001 - without a signature, or with annotations that name nothing
+        return {}
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in fixed]
+    needed = [one for one in parameters if one.default is one.empty and one.kind not in fixed]
+    return {one.name: f"{one.name}={suggest_value(one.annotation)}" for one in needed}
+
+
+def suggest_value(annotation: Any) -> str:
+    """A class of the user's own, made with its defaults; nothing of Python, of torch, or without an annotation."""
+    is_own = inspect.isclass(annotation) and annotation.__module__.partition(".")[0] not in (
+        "builtins",
+        "inspect",
+        "torch",
+    )
+    return f"{annotation.__name__}()" if is_own else "…"
 
 
 def describe_error(error: Exception) -> str:
