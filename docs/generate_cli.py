@@ -54,7 +54,7 @@ default workload; [Workloads](workloads.md) lists the options of every one.
 ## Completion
 
 `scalelab completion bash` prints a completion script for verbs, studies, flags, `last` and the names of runs, workloads
-(files with `build` too), recipes and their rows; `zsh` and `fish` work too.
+(files with `build` too), recipes and their rows; so do `zsh` and, with `| source`, `fish`.
 
 ```console
 $ source <(scalelab completion bash)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,21 @@ def test_bash_asks_for_words_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program += 'COMP_WORDS=(./scalelab --runs); COMP_CWORD=1; _scalelab; echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["2026-run", "--runs-dir"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize("how", ["source ./_scalelab", "fpath=($PWD $fpath); autoload -Uz _scalelab"])
+def test_zsh_asks_for_words_first(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sourced, the script registers itself; on fpath it is the function. A stand-in answers."""
+    monkeypatch.setattr("scalelab.cli.completion.make_full_parser", lambda: Doctor)
+    (tmp_path / "_scalelab").write_text(make_script("zsh"))
+    (tmp_path / "scalelab").write_text('#!/bin/sh\nprintf "last\\n2026-run\\n"\n')
+    (tmp_path / "scalelab").chmod(0o755)
+    program = f"autoload -Uz compinit; compinit -u -D; {how}; "
+    program += "function compadd() { print -r -- $found }; words=(./scalelab show 2); CURRENT=3; "
+    program += "${_comps[scalelab]:-_scalelab}"
+    done = subprocess.run(["zsh", "-fc", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("last 2026-run\n", "")
 
 
 @pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef scalelab"), ("fish", "complete --no-files")])

@@ -69,7 +69,12 @@ _scalelab_words() {
     _tyro_scalelab "$@"
   fi
 }
-_scalelab_words "$@"
+if [[ $funcstack[1] == _scalelab ]]; then  # a file on fpath
+  _scalelab_words "$@"
+else  # sourced
+  (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+  compdef _scalelab_words scalelab
+fi
 """,
     "fish": r"""
 function _scalelab_words
@@ -83,7 +88,7 @@ complete --no-files --command scalelab --arguments "(_scalelab_words)"
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Print the completion script of a shell. For bash: source <(scalelab completion bash)"""
+    """Print the completion script of a shell. For bash and zsh: source <(scalelab completion bash)"""
 
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
 

@@ -45,6 +45,8 @@ SMALL: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 1, "vocab_size": 50, "sequence": 8},
     "hf:vit": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     | {"image_size": 16, "patch_size": 8},
+    "hf:t5": {"num_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2}
+    | {"vocab_size": 50, "sequence": 8},
 }
 """Models of transformers from their kinds of configuration."""
 
@@ -389,6 +391,10 @@ def test_diffusers_predicts_noise_from_a_class_or_its_file(tmp_path: Path) -> No
     made = libraries.diffusers("UNet2DModel", 1, 0, 1, 0, **options)["model"]
     made.save_config(tmp_path)
     assert isinstance(libraries.diffusers(str(tmp_path), 1, 0, 1, 0)["model"], diffusers.UNet2DModel)
+    options |= {"cross_attention_dim": 16, "attention_head_dim": 8, "norm_num_groups": 8}
+    options["down_block_types"] = "('CrossAttnDownBlock2D', 'DownBlock2D')"
+    options["up_block_types"] = "('UpBlock2D', 'CrossAttnUpBlock2D')"
+    assert all(map(math.isfinite, train("diffusers:UNet2DConditionModel", options=options)))
 
 
 def test_ranks_of_a_library_model_have_the_samples_of_one_rank() -> None:
