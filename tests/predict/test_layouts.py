@@ -241,3 +241,19 @@ def test_replicas_expose_what_backward_leaves_and_never_less_than_a_block():
     backward = passage.seconds - passage.forward
     assert machine.exchange(layout, passage, 1e13, 1) == pytest.approx(huge - backward)
     assert machine.exchange(Layout(data=1), passage, 1e13, 1) == 0
+
+
+def test_keys_and_values_that_attention_does_not_hide_are_part_of_the_forward():
+    device = replace(JOB.device, link_rate=JOB.device.link_rate / 1000)
+    job, layout = replace(JOB, device=device), Layout(context=4, data=2)
+    machine = _Machine(job, SHARES)
+    passage = pass_stage(job, layout, machine)
+    products = MODEL.list_products(1, 1, 4)
+    linear = math.fsum(machine.multiply(product, is_linear=True) for product in products[:4])
+    attended, attended_back = machine.attend(products[4:])
+    hop = 2 * MODEL.sequence / 4 * MODEL.kv_width * job.item_bytes / machine.inside.bytes_per_second
+    passed = 3 * (hop + SHARES.link_latency)
+    assert machine.pass_keys(layout) == pytest.approx(passed)
+    assert passed > attended
+    assert passage.forward == pytest.approx(32 * (linear + machine.move_block(layout) + passed))
+    assert passage.context == pytest.approx(32 * (passed - attended + 2 * passed - attended_back))

@@ -1,0 +1,177 @@
+"""Many studies in a row, each killed at a random moment: no finished trial is lost and nothing is left.
+
+Every study is a real command with real ranks. At a random moment it gets Ctrl-C, SIGTERM or SIGKILL, or its forkserver
+does; then it is resumed until it is complete. After each study every trial that was finished before still has the very
+file it had, no process of it lives, and its temporary directory is empty. Beside them `scalelab serve` answers
+requests; its memory must stay flat. The bar: nothing lost, nothing left, ≤ 5 % more memory of serve.
+`python benchmarks/soak.py --studies 200` is a day's worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+STUDY = [
+    "run",
+    "strong-scaling",
+    "--workload",
+    "mlp",
+    "--dim",
+    "16",
+    "--depth",
+    "2",
+    "--global-batch-size",
+    "8",
+    "--steps",
+    "6",
+    "--no-control",
+    "--phase-steps",
+    "2",
+    "--comm-free-steps",
+    "2",
+    "--profile-steps",
+    "0",
+    "--ranks",
+    "1",
+    "2",
+    "--rounds",
+    "3",
+]
+KILLS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+MOST_RESUMES = 20
+MOST_GROWTH = 1.05
+
+
+class Soak:
+    """One place with its runs, its temporary directory and what was found."""
+
+    def __init__(self, place: Path, rng: random.Random) -> None:
+        self._place, self._rng = place, rng
+        self.temporary = place / "tmp"
+        self.temporary.mkdir()
+        self._variables = {**os.environ, "TMPDIR": str(self.temporary), "NO_COLOR": "1"}
+        self._variables.pop("XDG_RUNTIME_DIR", None)
+        self.lost = self.left = self.kills = 0
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "scalelab", *arguments]
+        return subprocess.Popen(
+            command, cwd=self._place, env=self._variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run_study(self) -> None:
+        """A study to its end, through as many kills as it takes."""
+        before: dict[Path, int] = {}
+        command = self.start(*STUDY)
+        for _ in range(MOST_RESUMES):
+            is_done = self._disturb(command)
+            before = self._compare(before)
+            if is_done:
+                break
+            runs = sorted((self._place / "runs").iterdir()) if (self._place / "runs").is_dir() else []
+            unfinished = runs and len(list(runs[-1].glob("trials/*/result.json"))) < len(
+                list(runs[-1].glob("trials/*"))
+            )
+            command = self.start("resume", str(runs[-1])) if unfinished else self.start(*STUDY)
+        self._look_for_leftovers()
+
+    def _disturb(self, command: subprocess.Popen[str]) -> bool:
+        """Wait, kill, and see everything end; True: it had completed before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.communicate(timeout=self._rng.uniform(0.3, 12))
+            return command.returncode == 0
+        family = psutil.Process(command.pid).children(recursive=True)
+        servers = [one for one in family if "scalelab.worker.forkserver" in " ".join(read_command(one))]
+        if servers and self._rng.random() < 0.2:
+            servers[0].send_signal(signal.SIGKILL)
+        else:
+            command.send_signal(self._rng.choice(KILLS))
+        self.kills += 1
+        command.communicate(timeout=120)
+        alive = psutil.wait_procs(family, timeout=15)[1]
+        self.left += len(alive)
+        for one in alive:
+            print(f"left: process {one}", flush=True)
+            one.kill()
+        return command.returncode == 0
+
+    def _compare(self, before: dict[Path, int]) -> dict[Path, int]:
+        now = {file: file.stat().st_mtime_ns for file in self._place.glob("runs/*/trials/*/result.json")}
+        lost = [file for file, when in before.items() if now.get(file) != when]
+        self.lost += len(lost)
+        for file in lost:
+            print(f"lost: {file}", flush=True)
+        return now
+
+    def _look_for_leftovers(self) -> None:
+        """The next start cleans up after a SIGKILL, so one clean start comes first."""
+        self.start("list").communicate(timeout=60)
+        for file in self.temporary.iterdir():
+            if file.name != f"scalelab-{os.getuid()}":
+                self.left += 1
+                print(f"left: {file.name}", flush=True)
+
+
+def has_more(run: Path) -> bool:
+    return len(list(run.glob("trials/*/result.json"))) < len(list(run.glob("trials/*")))
+
+
+def read_command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def ask(address: str, times: int) -> None:
+    for number in range(times):
+        with urllib.request.urlopen(f"{address}/{'api/runs' if number % 2 else ''}", timeout=30) as answer:
+            answer.read()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--studies", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, default=200, help="requests to serve beside each study")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scalelab-soak-") as directory:
+        place = Path(directory)
+        (place / "runs").mkdir()
+        soak = Soak(place, random.Random(args.seed))
+        server = soak.start("serve", "--port", "0")
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[0].rstrip("/")
+        ask(address, args.requests)
+        sizes = []
+        for number in range(args.studies):
+            started = time.monotonic()
+            soak.run_study()
+            ask(address, args.requests)
+            sizes.append(psutil.Process(server.pid).memory_info().rss)
+            words = f"{soak.kills} kills, {soak.lost} lost, {soak.left} left, serve {sizes[-1] / 1e6:.0f} MB"
+            print(f"study {number + 1}: {time.monotonic() - started:.0f} s, {words}", flush=True)
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=30)
+    middle = sizes[len(sizes) // 2]
+    growth = sizes[-1] / middle
+    is_good = not soak.lost and not soak.left and growth <= MOST_GROWTH
+    words = f"{soak.lost} lost, {soak.left} left after {soak.kills} kills in {args.studies} studies"
+    print(f"soak: {words}, serve grew {growth - 1:.1%} in the second half (0, 0, ≤ 5 %)")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
