@@ -60,6 +60,7 @@ def test_a_trainer_of_transformers_is_a_run(tmp_path: Path) -> None:
 
 
 def test_a_trainer_of_lightning_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it for good
     lightning = pytest.importorskip("lightning", reason="needs lightning: pip install 'scalelab[bench]'")
     from lightning.fabric.plugins.environments import LightningEnvironment
 
@@ -77,7 +78,6 @@ def test_a_trainer_of_lightning_is_a_run(tmp_path: Path, monkeypatch: pytest.Mon
             return torch.optim.SGD(self.parameters(), 0.1)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it for good
     quiet = {
         "logger": False,
         "enable_checkpointing": False,

@@ -51,7 +51,7 @@ class Job:
     device: DeviceChoice = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
-    """Data type of the model and its floating-point inputs; with --autocast, of the computation. tf32: float32 whose
+    """Data type of model and inputs; with --autocast, of the computation. tf32: float32 whose
     matrix products may round their inputs to TF32 (GPUs)."""
     shape: StepShape = field(default_factory=StepShape)
     optimization: Optimization = field(default_factory=Optimization)
@@ -76,8 +76,8 @@ class Job:
     """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
-    mpi: by torchrun or mpiexec, on every node of an allocation if there is one. slurm, pbs, lsf: by the batch system's
-    own command inside an allocation. ray: as actors of a Ray cluster."""
+    mpi: by torchrun or mpiexec, on all nodes of an allocation. slurm, pbs, lsf: by the batch system inside an
+    allocation. ray: on a Ray cluster."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
