@@ -4,7 +4,7 @@ Both make a float32 batch of CIFAR-shaped images from bytes: padded by 4, cut at
 and normalised. The reference does per image what a chain of torchvision's RandomCrop, RandomHorizontalFlip, ToTensor
 and Normalize does on tensors, with the leanest calls there are for it (no PIL, no checks of arguments), and stacks the
 images. Ours includes drawing its random words. They take turns in random order on one core. Given the same cuts both
-give the same bits, which is checked first. The bar: ours is at least as fast.
+give the same bits, which is checked first. The bar: ours is three times as fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCHES_PER_BLOCK = 5
 BATCH_SIZES = (32, 128, 512)
 SHOWN = 128
 """The batch that the bar is held to."""
-LEAST_RATIO = 1.0
+LEAST_RATIO = 3.0
 
 MEANS, DEVIATIONS = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 
