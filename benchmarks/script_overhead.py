@@ -53,7 +53,7 @@ def alternate(
         out = Path(place) / "times.json"
         rig = [sys.executable, str(RIGS / "alternating.py"), str(out), str(num_pairs), str(seconds), *program]
         rank = {"OMP_NUM_THREADS": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port())}
+        rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port()), "TORCHELASTIC_RUN_ID": "turns"}
         core = str(usable_cores()[0])
         subprocess.run(
             ["taskset", "-c", core, *rig],
