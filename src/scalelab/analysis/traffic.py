@@ -11,6 +11,13 @@ model and its root) that are sharded one by one:
     fsdp2          as fsdp-full; without resharding after forward, as fsdp-grad-op
     synchronized   all-gather of mean, variance and count of every rank in forward: N · (2C + 1) numbers for C
     batch norm     channels; all-reduce of two sums per channel in backward: 2C numbers
+    zero1          as ddp; then every parameter is broadcast by the rank that has updated it (Rajbhandari et al. 2020)
+    hsdp           as fsdp2 on the ranks of its fsdp axis; all-reduce of a rank's shard of the gradients, P/shards, on
+                   the dp axis
+    tp             for every pair of split layers, with A bytes of activations: all-reduce of A in forward and of the
+                   gradient of its input in backward (Shoeybi et al. 2019)
+    pp             every stage sends A bytes of activations to the next and A of their gradients to the one before,
+                   over all micro-batches; first and last stage all-reduce weights that they share
     clipping       of sharded gradients: all-reduce of one number, the square of their norm, before the update
 
 One rank sends at least (Patarasuk & Yuan 2009, ring all-reduce) 2·M·(N − 1)/N bytes for an all-reduce of M bytes,
@@ -39,13 +46,13 @@ One rank sends nothing: the factor of the first two is 0. A barrier has no messa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Message, MessageBasis
 from scalelab.records.settings import Spreading
-from scalelab.records.strategies import Send, find_strategy
+from scalelab.records.strategies import TIED, Send, find_strategy
 
 FLOAT_BYTES = 4
 """Statistics of batch norm are reduced in float32."""
@@ -56,8 +63,15 @@ WIRE_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "br
 
 def count_wire_bytes(kind: str, payload_bytes: float, num_ranks: int) -> float | None:
     """What a rank sends at the least, on average over ranks; None for a collective that is not known."""
+    if kind == "send":
+        return payload_bytes
     factor = WIRE_FACTORS.get(kind)
     return None if factor is None else factor * payload_bytes * (num_ranks - 1) / num_ranks
+
+
+def count_members(purpose: str, axis: str, num_ranks: int, sizes: Mapping[str, int] | None) -> int:
+    """The ranks that a message concerns: those of its axis, or all; weights are tied between two stages."""
+    return 2 if purpose == TIED else (sizes or {}).get(axis, num_ranks)
 
 
 def expect_messages(
@@ -71,7 +85,18 @@ def expect_messages(
     ]
     clipping = _expect("all_reduce", "gradient norm", "optimizer", basis.clip_bytes, 1)
     every = (*sent, *_expect_norms(basis, num_ranks, accumulation), clipping)
-    return [message for message in every if message.payload_bytes]
+    return _add_alike([message for message in every if message.payload_bytes])
+
+
+def _add_alike(messages: Sequence[Message]) -> list[Message]:
+    """One message for all of a kind, purpose, phase and axis: a schedule mixes forward and backward."""
+    found: dict[tuple[str, ...], Message] = {}
+    for message in messages:
+        before = found.get(_key(message))
+        count = message.count + (before.count if before else 0)
+        payload = (message.payload_bytes or 0) + (before.payload_bytes or 0 if before else 0)
+        found[_key(message)] = replace(message, payload_bytes=payload, count=count)
+    return list(found.values())
 
 
 def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
@@ -99,19 +124,31 @@ class MessageComparison:
     expected_bytes: int | None
     """None: theory has no number for it."""
     wire_bytes: float | None
+    axis: str = ""
 
     @property
     def name(self) -> str:
         return self.kind.replace("_", "-")
 
+    @property
+    def told_purpose(self) -> str:
+        """What it is for, and over which axis of a mesh."""
+        return f"{self.purpose or 'unknown'} over {self.axis}" if self.axis else self.purpose or "unknown"
 
-def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ranks: int) -> list[MessageComparison]:
-    """In the order in which they were first sent; what only theory has comes last."""
+
+def compare_messages(
+    sent: Sequence[Message], theory: Sequence[Message], num_ranks: int, sizes: Mapping[str, int] | None = None
+) -> list[MessageComparison]:
+    """In the order in which they were first sent; what only theory has comes last.
+
+    `sizes` are the ranks on every axis of a mesh: a message concerns those of its axis, or all.
+    """
     counted = {_key(message): message for message in sent}
     expected = {_key(message): message.payload_bytes for message in theory}
     lines = []
     for key in counted | expected:
         payload = counted[key].payload_bytes if key in counted else 0
+        members = count_members(key[1], key[3], num_ranks, sizes)
         lines.append(
             MessageComparison(
                 kind=key[0],
@@ -120,14 +157,15 @@ def compare_messages(sent: Sequence[Message], theory: Sequence[Message], num_ran
                 count=counted[key].count if key in counted else None,
                 payload_bytes=payload,
                 expected_bytes=expected.get(key),
-                wire_bytes=None if payload is None else count_wire_bytes(key[0], payload, num_ranks),
+                wire_bytes=None if payload is None else count_wire_bytes(key[0], payload, members),
+                axis=key[3],
             )
         )
     return lines
 
 
-def _key(message: Message) -> tuple[str, str, str]:
-    return message.kind, message.purpose, message.phase
+def _key(message: Message) -> tuple[str, str, str, str]:
+    return message.kind, message.purpose, message.phase, message.axis
 
 
 def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Message:
@@ -137,9 +175,15 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "buffers": (basis.buffer_bytes,),
         "units": basis.unit_bytes,
         "inner_units": basis.unit_bytes[1:],
+        "unit_shards": basis.shard_bytes,
+        "parameters": (basis.gradient_bytes,),
+        "reductions": basis.reduced_bytes[:1],
+        "input_reductions": basis.reduced_bytes[1:],
+        "hops": (basis.hop_bytes,),
+        "tied": (basis.tied_bytes,),
     }[send.size]
-    count = sum(size > 0 for size in pieces) if send.size in ("units", "inner_units") else 0
-    return _expect(send.kind, send.purpose, send.phase, sum(pieces), count)
+    count = sum(size > 0 for size in pieces) if send.size in ("units", "inner_units", "unit_shards") else 0
+    return replace(_expect(send.kind, send.purpose, send.phase, sum(pieces), count), axis=send.axis)
 
 
 def _expect_norms(basis: MessageBasis, num_ranks: int, accumulation: int) -> list[Message]:

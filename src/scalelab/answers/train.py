@@ -20,11 +20,12 @@ from scalelab.launch.outcome import read_unfinished
 from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.environment import count_cores
 from scalelab.records.observations import CurvePoint
+from scalelab.records.refusals import check_spreading, check_strategy
 from scalelab.records.settings import TrainingRun
 from scalelab.records.store import RunStore
-from scalelab.records.strategies import StrategyName, check_spreading, choose_strategy
+from scalelab.records.strategies import StrategyName, choose_strategy
 from scalelab.records.tasks import Train
-from scalelab.records.trial import Status, Trial, TrialResult, check_strategy
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (

@@ -20,9 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from scalelab.records.sending import Message as Message
+from scalelab.records.sending import MessageBasis as MessageBasis
+from scalelab.records.sending import PipelineTimes
+
 Instrument = Literal[
     "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms",
-    "shapes", "flops",
+    "shapes", "flops", "pipeline",
 ]  # fmt: skip
 
 
@@ -50,40 +54,6 @@ class MemoryReport:
     """The timeline, in the trial's directory; empty: none."""
     snapshot: str = ""
     """What the public memory viewer reads, in the trial's directory (CUDA); empty: none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One kind of collective operation that a rank takes part in during a step."""
-
-    kind: str
-    """all_reduce, all_gather, reduce_scatter, broadcast …"""
-    count: int
-    """Calls in one step."""
-    payload_bytes: int | None
-    """Of the whole tensors of all calls together: what an all-gather gives and what a reduce-scatter takes, not one
-    rank's piece of it; None where it was not recorded."""
-    purpose: str = ""
-    """gradients, parameters, buffers, batch norm …; empty: unknown."""
-    phase: str = ""
-    """The phase of the step that it was started in; empty: unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MessageBasis:
-    """What the messages of a step follow from: sizes of one rank's model, read off before the step."""
-
-    gradient_bytes: int
-    """Of all parameters that get a gradient, whole."""
-    num_gradients: int
-    """The numbers in them."""
-    buffer_bytes: int = 0
-    unit_bytes: tuple[int, ...] = ()
-    """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
-    norm_channels: tuple[int, ...] = ()
-    """Of each synchronized batch norm."""
-    clip_bytes: int = 0
-    """Of the norm of sharded gradients, which ranks add up to clip them; 0: they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +304,7 @@ class RankReport:
     memory: MemoryReport | None = None
     messages: tuple[Message, ...] = ()
     message_basis: MessageBasis | None = None
+    pipeline: PipelineTimes | None = None
     replica_bytes: tuple[int, ...] = ()
     """What each replica of dp holds: allocated at most on its device (CUDA), its tensors added up (CPU)."""
     norms: NormSpread | None = None

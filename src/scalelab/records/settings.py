@@ -14,6 +14,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_not_negative, check_positive, flag, read_flag
 from scalelab.errors import UsageError
+from scalelab.records.mesh import parse_mesh
 from scalelab.units import parse_seconds
 
 Phase = Literal["input", "forward", "backward", "optimizer"]
@@ -130,7 +131,13 @@ class Spreading:
     sync_batch_norm: bool = False
     """ddp and fsdp: compute batch-norm statistics over all ranks (SyncBatchNorm) instead of per rank."""
     reshard_after_forward: bool = True
-    """fsdp2: free gathered parameters after forward and gather them again for backward."""
+    """fsdp2 and hsdp: free gathered parameters after forward and gather them again for backward."""
+    mesh: Annotated[str | None, tyro.conf.arg(metavar="AXIS=SIZE,…")] = None
+    """hsdp, tp and pp: ranks per axis (pp, dp, fsdp, tp), for example dp=2,tp=2. None: all ranks on the strategy's
+    own axis; for hsdp, two replicas."""
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
+    interleaved: 1f1b with two stages per rank."""
 
     def __post_init__(self) -> None:
         if self.bucket_mb is not None:
@@ -139,6 +146,8 @@ class Spreading:
         check_at_least("powersgd_start", self.powersgd_start, 2)
         if self.gradient_hook != "powersgd":
             refuse_unread(self, ("powersgd_rank", "powersgd_start"), "--comm-hook powersgd")
+        if self.mesh:
+            parse_mesh(self.mesh)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
-from scalelab.checks import flag
 from scalelab.errors import UsageError
+from scalelab.records.mesh import Mesh, parse_mesh
 from scalelab.records.settings import Phase, Spreading
 
 if TYPE_CHECKING:
     from scalelab.records.observations import Instrument
 
 StatePart = Literal["parameters", "gradients", "optimizer"]
-Sized = Literal["gradients", "buffers", "units", "inner_units"]
+Sized = Literal[
+    "gradients", "buffers", "units", "inner_units", "unit_shards", "parameters", "reductions", "input_reductions",
+    "hops", "tied",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,12 @@ class Send:
     purpose: str
     phase: Phase
     size: Sized
-    """All gradients, all buffers, every unit (the blocks of the model and its root), or every unit but the root."""
+    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, a rank's
+    shard of every unit, all parameters; the activations that a plan reduces, those that leave a stage, tied weights."""
     option: str = ""
     """The field of `Spreading` that turns them off; empty: they are always sent."""
+    axis: str = ""
+    """The axis of the mesh whose ranks take part; empty: all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,8 @@ class Strategy:
     """The function that prepares the model, as module:function: `(model, device, trial) -> model`."""
     ranks: Literal["one", "threads", "processes"] = "processes"
     """Whether it runs on one rank only, as replicas in the threads of one process, or as one process per rank."""
+    optimizer: str = ""
+    """The function that makes the optimizer, as module:function: `(make, parameters) -> optimizer`; empty: as it is."""
     options: tuple[str, ...] = ()
     """The fields of `Spreading` that it takes."""
     shards: tuple[StatePart, ...] = ()
@@ -91,6 +99,17 @@ class Strategy:
     on_one_rank: str = ""
     """The strategy that it becomes on one rank; empty: itself."""
     refuses: tuple[Refusal, ...] = ()
+    axes: tuple[str, ...] = ()
+    """The axes that its mesh may have, its own last; empty: it has no mesh."""
+    has_phases: bool = True
+    """Whether a step has a forward and a backward one after the other, to be timed apart."""
+    is_measured_only: bool = False
+    """Whether a training run is refused, because its state is in no checkpoint."""
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold different parts of the computation, so that several share one sample."""
+        return bool({"tp", "pp"} & set(self.axes))
 
     @property
     def is_plain(self) -> bool:
@@ -126,7 +145,34 @@ ALL_PARTS: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer")
 GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")
 GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
 SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")
-DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name != "reshard_after_forward")
+OTHERS_OPTIONS = ("reshard_after_forward", "mesh", "pipeline_schedule")
+DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name not in OTHERS_OPTIONS)
+DDP_SENDS = (
+    Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
+    Send(kind="broadcast", purpose="buffers", phase="forward", size="buffers", option="broadcast_buffers"),
+)
+SHARDED_SENDS = (
+    replace(GATHER, axis="fsdp"),
+    replace(GATHER_AGAIN, axis="fsdp", option="reshard_after_forward"),
+    replace(SCATTER, axis="fsdp"),
+    Send(kind="all_reduce", purpose="gradients", phase="backward", size="unit_shards", axis="dp"),
+)
+TP_SENDS = (
+    Send(kind="all_reduce", purpose="activations", phase="forward", size="reductions", axis="tp"),
+    Send(kind="all_reduce", purpose="activations", phase="backward", size="input_reductions", axis="tp"),
+)
+TIED = "tied weights"
+PP_SENDS = (
+    Send(kind="send", purpose="activations", phase="forward", size="hops", axis="pp"),
+    Send(kind="all_reduce", purpose=TIED, phase="forward", size="tied", axis="pp"),
+)
+FSDP2_RULES = MemoryRules(
+    forward="arrive",
+    forward_end="give_back",
+    backward="arrive_ahead",
+    gradients="send",
+    releases_gradients_in="optimizer",
+)
 
 _KNOWN = (
     Strategy(
@@ -159,10 +205,7 @@ _KNOWN = (
         " backward",
         apply="scalelab.worker.strategies.ddp:apply_ddp",
         options=DDP_OPTIONS,
-        sends=(
-            Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
-            Send(kind="broadcast", purpose="buffers", phase="forward", size="buffers", option="broadcast_buffers"),
-        ),
+        sends=DDP_SENDS,
         memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
         instruments=("gradients", "counters"),
         can_skip_communication=True,
@@ -206,14 +249,62 @@ _KNOWN = (
         options=("sync_batch_norm", "reshard_after_forward"),
         shards=ALL_PARTS,
         sends=(GATHER, replace(GATHER_AGAIN, option="reshard_after_forward"), SCATTER),
-        memory=MemoryRules(
-            forward="arrive",
-            forward_end="give_back",
-            backward="arrive_ahead",
-            gradients="send",
-            releases_gradients_in="optimizer",
-        ),
+        memory=FSDP2_RULES,
         wraps_blocks=True,
+    ),
+    Strategy(
+        name="zero1",
+        description="ZeroRedundancyOptimizer: ddp, with the optimizer state sharded and parameters broadcast after"
+        " the update",
+        apply="scalelab.worker.strategies.zero1:apply_zero1",
+        optimizer="scalelab.worker.strategies.zero1:shard_optimizer",
+        options=("bucket_mb", "broadcast_buffers", "sync_batch_norm"),
+        shards=("optimizer",),
+        sends=(
+            *DDP_SENDS,
+            Send(kind="broadcast", purpose="parameters", phase="optimizer", size="parameters"),
+        ),
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
+        rebuilds_buckets=True,
+        is_measured_only=True,
+    ),
+    Strategy(
+        name="hsdp",
+        description="fully_shard on a mesh of replicas and shards: sharded inside a group, gradients all-reduced"
+        " between groups",
+        apply="scalelab.worker.strategies.meshes:apply_hsdp",
+        options=("sync_batch_norm", "reshard_after_forward", "mesh"),
+        shards=ALL_PARTS,
+        sends=SHARDED_SENDS,
+        memory=FSDP2_RULES,
+        wraps_blocks=True,
+        axes=("dp", "fsdp"),
+    ),
+    Strategy(
+        name="tp",
+        description="tensor parallelism: the matrices of every layer are split over ranks, activations all-reduced",
+        apply="scalelab.worker.strategies.meshes:apply_tp",
+        options=("reshard_after_forward", "mesh"),
+        sends=(*TP_SENDS, *SHARDED_SENDS),
+        wraps_blocks=True,
+        axes=("dp", "fsdp", "tp"),
+        is_measured_only=True,
+    ),
+    Strategy(
+        name="pp",
+        description="pipeline parallelism: each rank has some of the layers, micro-batches pass through",
+        apply="scalelab.worker.strategies.pipeline:apply_pp",
+        options=("reshard_after_forward", "mesh", "pipeline_schedule"),
+        sends=tuple(replace(send, phase="forward") for send in (*PP_SENDS, *TP_SENDS, *SHARDED_SENDS)),
+        instruments=("pipeline",),
+        wraps_blocks=True,
+        axes=("dp", "fsdp", "tp", "pp"),
+        has_phases=False,
+        is_measured_only=True,
+        refuses=(
+            Refusal(field="autocast", reason="a schedule runs backward inside forward's context", instead="tp"),
+            Refusal(field="compile", reason="a schedule calls stages by itself", instead="tp"),
+        ),
     ),
 )
 
@@ -259,11 +350,27 @@ def list_strategies(holds: Callable[[Strategy], bool]) -> list[str]:
     return [name for name, known in STRATEGIES.items() if holds(known)]
 
 
-def check_spreading(name: str, spreading: Spreading) -> None:
-    """Refuse a setting that the strategy would ignore."""
-    taken = find_strategy(name).options
-    for field in fields(Spreading):
-        option = field.name
-        if getattr(spreading, option) != field.default and option not in taken:
-            takers = [known.name for known in STRATEGIES.values() if option in known.options]
-            raise UsageError(f"{flag(option)} does not apply to --strategy {name}: use it with {' or '.join(takers)}")
+def arrange_ranks(name: str, num_ranks: int, spreading: Spreading) -> Mesh:
+    """The mesh of a strategy on so many ranks; without an axis of its own, every rank is a replica."""
+    strategy = find_strategy(name, num_ranks)
+    if not strategy.axes:
+        return Mesh(dp=num_ranks)
+    *outer, own = strategy.axes
+    if not spreading.mesh:
+        replicas = 2 if outer == ["dp"] and num_ranks % 2 == 0 else 1
+        return Mesh(**{"dp": replicas, own: num_ranks // replicas})
+    mesh = parse_mesh(spreading.mesh)
+    if mesh.num_ranks != num_ranks:
+        raise UsageError(f"--mesh {spreading.mesh} is for {mesh.num_ranks} ranks, got {num_ranks}: change one of them")
+    extra = [axis for axis in mesh.axes if axis not in strategy.axes]
+    if extra:
+        takers = [known.name for known in STRATEGIES.values() if set(mesh.axes) <= set(known.axes)]
+        raise UsageError(f"--strategy {name} has no axis {extra[0]}: use --strategy {' or '.join(takers)}")
+    return mesh
+
+
+def choose_of_mesh(mesh: Mesh) -> str:
+    """The plainest strategy that runs a mesh."""
+    plain = {("dp",): DEFAULT, ("fsdp",): "fsdp2", (): DEFAULT}
+    having = (known.name for known in STRATEGIES.values() if known.axes and set(mesh.axes) <= set(known.axes))
+    return plain.get(mesh.axes) or next(having)

@@ -25,9 +25,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
-from scalelab.errors import UnknownName, UsageError
+from scalelab.errors import UsageError
 from scalelab.records.devices import DEVICES
 from scalelab.records.launchers import BatchNote, LauncherName
+from scalelab.records.mesh import Mesh
 from scalelab.records.observations import CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import (
@@ -39,7 +40,7 @@ from scalelab.records.settings import (
     StepShape,
     TrainingRun,
 )
-from scalelab.records.strategies import DEFAULT, STRATEGIES, check_spreading, find_strategy
+from scalelab.records.strategies import DEFAULT, arrange_ranks, find_strategy
 from scalelab.records.tasks import PHASES as PHASES
 from scalelab.records.tasks import Block as Block
 from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Script, Task, Train
@@ -176,7 +177,7 @@ class Trial:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("seed", self.seed, 0)
         check_at_least("spare_cores_per_rank", self.spare_cores_per_rank, 0)
-        check_divisible(self.global_batch, self.num_ranks)
+        check_divisible(self.global_batch, self.num_data_ranks)
         for name, known in (("device", DEVICES), ("dtype", DTYPES), ("allocator", ALLOCATORS)):
             check_one_of(name, getattr(self, name), known)
         check_positive("timeout", self.timeout_seconds)
@@ -267,19 +268,37 @@ class Trial:
         return find_strategy(self.strategy).needs_gpus and self.device == "cpu"
 
     @property
+    def mesh(self) -> Mesh:
+        """How its ranks are arranged."""
+        return arrange_ranks(self.strategy, self.num_ranks, self.spreading)
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Ranks with samples of their own; those that share a layer, or are stages of one model, have the same."""
+        return self.mesh.num_data_ranks
+
+    @property
     def batch_per_rank(self) -> int:
-        """Samples of one step on one rank, or on one replica of `dp`."""
-        return self.global_batch // self.num_ranks
+        """Samples of one step on one data rank, or on one replica of `dp`."""
+        return self.global_batch // self.num_data_ranks
 
     @property
     def accumulation(self) -> int:
-        """Forward passes of one step on one rank."""
-        return 1 if self.shape.micro_batch is None else self.batch_per_rank // self.shape.micro_batch
+        """Forward passes of one step on one rank; the stages of a pipeline split one batch themselves."""
+        is_whole = self.shape.micro_batch is None or self.mesh.pp > 1
+        return 1 if is_whole else self.batch_per_rank // (self.shape.micro_batch or 1)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a pipeline: by --micro-batch, otherwise two per stage, or one where that does not divide."""
+        batch, stages = self.batch_per_rank, self.mesh.pp
+        micro = self.shape.micro_batch or batch // (2 * stages if batch % (2 * stages) == 0 else stages) or 1
+        return batch // micro
 
     @property
     def batch_per_pass(self) -> int:
         """Samples of one forward pass of one process."""
-        num_processes = self.num_ranks if find_strategy(self.strategy).has_processes else 1
+        num_processes = self.num_data_ranks if find_strategy(self.strategy).has_processes else 1
         return self.global_batch // num_processes // self.accumulation
 
 
@@ -359,26 +378,6 @@ def with_samples(
 def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause: Cause | None = None) -> TrialResult:
     """The result of a trial that was never started."""
     return TrialResult(trial=trial, status=Status.NOT_RUN, cause=cause, reason=reason, batch=batch)
-
-
-def check_strategy(trial: Trial) -> None:
-    """Refuse what the strategy would ignore, and what it cannot do."""
-    if trial.strategy not in STRATEGIES:
-        raise UnknownName("strategy", trial.strategy, STRATEGIES)
-    check_spreading(trial.strategy, trial.spreading)
-    if trial.spreading.static_graph and trial.accumulation > 1:
-        raise UsageError(
-            f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
-            " in the first pass to learn the graph; drop one of the two"
-        )
-    for refusal in find_strategy(trial.strategy).refuses:
-        value = getattr(trial.shape, refusal.field)
-        if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):
-            where = " on a CPU" if refusal.only_emulated else ""
-            raise UsageError(
-                f"{flag(refusal.field)} {value} does not work with --strategy {trial.strategy}{where}:"
-                f" {refusal.reason}; use --strategy {refusal.instead}"
-            )
 
 
 T = TypeVar("T")

@@ -67,6 +67,11 @@ STUDIES: dict[str, StudyEntry] = {
         "Strategies",
         "Which strategy is fastest, and what does each cost in memory, idle time and variance?",
     ),
+    "layouts": StudyEntry(
+        "scalelab.studies.strategies.layouts:Layouts",
+        "Layouts",
+        "Which layout (data, sharded, tensor, pipeline) is fastest, and what does each cost?",
+    ),
     "comm-volume": StudyEntry(
         "scalelab.studies.comm_volume:CommVolume",
         "Communication volume",

@@ -200,12 +200,12 @@ def list_lines(arm: Arm) -> list[MessageComparison]:
     if report is None or report.message_basis is None:
         return []
     theory = expect_messages(name_sender(arm), trial.num_ranks, report.message_basis, trial.spreading, arm.num_passes)
-    return compare_messages(report.messages, theory, trial.num_ranks)
+    return compare_messages(report.messages, theory, trial.num_ranks, trial.mesh.sizes)
 
 
 def has_theory(arm: Arm) -> bool:
-    """Whether theory gives every byte."""
-    return is_exact(name_sender(arm), arm.trial.spreading, arm.num_passes)
+    basis = getattr(read_report(arm), "message_basis", None)
+    return basis is not None and basis.is_complete and is_exact(name_sender(arm), arm.trial.spreading, arm.num_passes)
 
 
 def sum_expected(arm: Arm) -> int | None:
@@ -236,7 +236,7 @@ def make_kind_table(arms: Sequence[Arm]) -> Table:
         [(arm, line) for arm in arms if arm.configuration != CONTROL for line in list_lines(arm)],
         text_column("run", "run", lambda row: row[0].label),
         text_column("kind", "collective", lambda row: row[1].name),
-        text_column("purpose", "of", lambda row: row[1].purpose or "unknown"),
+        text_column("purpose", "of", lambda row: row[1].told_purpose),
         text_column("phase", "in", lambda row: row[1].phase),
         count_column("num_messages", "messages", lambda row: row[1].count or 0),
         count_column("payload_bytes", "payload, bytes", lambda row: row[1].payload_bytes),

@@ -166,7 +166,8 @@ def forecast_state_bytes(arm: Arm) -> int | None:
         return None
     kept = 1 if chosen.optimizer == "sgd" and chosen.momentum else KEPT_TENSORS[chosen.optimizer]
     size = 4 if trial.shape.autocast else KEPT_DTYPE_BYTES[trial.dtype]
-    num_shards = find_strategy(trial.strategy).count_shards("optimizer", trial.num_ranks)
+    strategy = find_strategy(trial.strategy)
+    num_shards = strategy.count_shards("optimizer", trial.mesh.fsdp if strategy.axes else trial.num_ranks)
     return math.ceil(kept * parameters * size / num_shards)
 
 

@@ -241,7 +241,7 @@ def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
         start = perf_counter()
         loss = take_step(training, mark_nothing)
         synchronize()
-        raw.append(RawStep(start, perf_counter(), loss.item()))
+        raw.append(RawStep(start, perf_counter(), loss.item() if training.gives_loss else None))
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
@@ -254,7 +254,8 @@ def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
             ready.begin()
             loss = take_step(training, clock.mark)
             stalled = clock.stalls | {"ready": ready.read_stall(clock.start_stall)}
-            raw.append(RawStep(clock.start, clock.last, loss.item(), clock.seconds, ready.read(clock.start), stalled))
+            value = loss.item() if training.gives_loss else None
+            raw.append(RawStep(clock.start, clock.last, value, clock.seconds, ready.read(clock.start), stalled))
 
 
 class PhaseClock:

@@ -2,15 +2,11 @@
 
 The model is cast first, and then prepared by `strategies/apply.py`. Where `build` returns losses by submodule, as of a
 GAN, every submodule is prepared alone and has its own turn in a step: its loss, its optimizer, its schedule.
-
-The optimizer of a training: the workload's own, or the one that is asked for.
-
-Numbers that are not given stay what they are: those of the workload's own optimizer, or torch's defaults for the one
-that is asked for. A number that is given without an optimizer is put into every parameter group of the workload's own.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,61 +16,19 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.settings import Optimization
+from scalelab.records.launchers import load
 from scalelab.records.strategies import DEFAULT, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.batches.stream import BatchStream, make_mover
 from scalelab.worker.device import choose_synchronize
 from scalelab.worker.models.load import Loss, as_loss, load_workload
+from scalelab.worker.optimizers import avoid_lists, make_optimizer
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.apply import apply_strategy
+from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.workloads.schedule import check_schedule, learning_rate_factor, scale_learning_rate
 from scalelab.workloads.workload import Workload
-
-Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "nesterov": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "adadelta": torch.optim.Adadelta,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-
-NESTEROV_MOMENTUM = 0.9
-
-
-def make_optimizer(
-    workload_factory: Factory | None, parameters: Iterable[nn.Parameter], optimization: Optimization
-) -> torch.optim.Optimizer:
-    """The optimizer over these parameters; Adam if the workload has none."""
-    if optimization.optimizer is None:
-        optimizer = (workload_factory or torch.optim.Adam)(parameters)
-        override_group(optimizer, "lr", optimization.lr)
-        override_group(optimizer, "weight_decay", optimization.weight_decay)
-        return optimizer
-    numbers: dict[str, Any] = {"lr": optimization.lr, "weight_decay": optimization.weight_decay}
-    if optimization.optimizer in ("sgd", "nesterov"):
-        numbers["momentum"] = optimization.momentum
-    if optimization.optimizer == "nesterov":
-        numbers |= {"nesterov": True, "momentum": optimization.momentum or NESTEROV_MOMENTUM}
-    given = {name: value for name, value in numbers.items() if value is not None}
-    return OPTIMIZERS[optimization.optimizer](parameters, **given)
-
-
-def override_group(optimizer: torch.optim.Optimizer, name: str, value: float | None) -> None:
-    """Put a number into every parameter group, and into those that may be added later."""
-    if value is None:
-        return
-    for group in optimizer.param_groups:
-        if name not in group:
-            kind = type(optimizer).__name__
-            raise UsageError(f"{flag(name)} {value:g} does not apply to the workload's {kind}: set --optimizer too")
-        group[name] = value
-    optimizer.defaults[name] = value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +97,11 @@ class Training:
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         return tuple(turn.optimizer for turn in self.turns) or (self.optimizer,)
 
+    @property
+    def gives_loss(self) -> bool:
+        """Whether this rank knows the loss: of a pipeline only the last stage does."""
+        return not isinstance(self.model, StagedModel) or self.model.gives_loss
+
 
 def build_training(trial: Trial, rank: int, device: torch.device) -> Training:
     """Build the workload from the trial's seed and put the strategy around it."""
@@ -163,7 +122,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
         move = make_mover(device, dtype)
     delay = trial.perturbation.seconds_on(rank)
     # Ranks draw the same weights and different dropout masks.
-    seed_everything(trial.seed + rank)
+    seed_everything(trial.seed + (trial.mesh.find_data_rank(rank) if trial.joins_group else rank))
     return Training(
         model=model,
         loss=turns[0].loss if len(turns) == 1 else add_losses(turns),
@@ -212,11 +171,19 @@ def check_workload(workload: Workload, trial: Trial) -> None:
             f"{trial.strategy} cuts batches along their first dimension, and build() returned batch_dim"
             f" {workload.batch_dim}: use --strategy {DEFAULT}"
         )
-    if isinstance(workload.loss, Mapping) and not (strategy.is_plain or strategy.rebuilds_buckets):
+    takes_turns = strategy.is_plain or (strategy.rebuilds_buckets and not strategy.optimizer)
+    if isinstance(workload.loss, Mapping) and not takes_turns:
         raise UsageError(
             f"{trial.strategy} is put around one model, and build() returned {len(workload.loss)} losses that take"
             f" turns: use --strategy {DEFAULT}"
         )
+    if strategy.splits_model and workload.clip_norm is not None:
+        raise UsageError(
+            f"build() returned clip_norm {workload.clip_norm:g}, and the norm of gradients that {trial.strategy} splits"
+            f" is not computed: use --strategy {DEFAULT}"
+        )
+    if trial.mesh.pp > 1 and workload.batch_dim:
+        raise UsageError(f"a pipeline cuts batches along their first dimension, got batch_dim {workload.batch_dim}")
     if isinstance(workload.loss, Mapping) and trial.spreading.gradient_hook == "powersgd":
         raise UsageError("--comm-hook powersgd remembers one model's gradients, and build() returned turns: drop it")
 
@@ -265,10 +232,16 @@ def make_turn(
     factory = workload.optimizer
     if isinstance(factory, Mapping):
         factory = factory.get(name)
-    optimizer = make_optimizer(factory, model.parameters(), trial.optimization)
+    record = find_strategy(trial.strategy)
+    make = functools.partial(make_optimizer, factory, optimization=trial.optimization)
+    optimizer = load(record.optimizer)(make, model.parameters()) if record.optimizer else make(model.parameters())
+    if record.splits_model:
+        avoid_lists(optimizer)
     loss = as_loss(loss.to(device, find_dtype(trial)) if isinstance(loss, nn.Module) else loss)
-    if find_strategy(trial.strategy).has_replicas:
+    if record.has_replicas:
         loss = mean_over_replicas(loss)
+    if isinstance(model, StagedModel):
+        loss = run_pipeline(loss)
     return Turn(
         model=model,
         loss=under_autocast(loss, trial, device) if trial.shape.autocast else loss,
@@ -325,7 +298,7 @@ def make_scheduler(
     """Scale the learning rate, and have it follow the schedule of the workload, or of the flags, if there is one."""
     wanted = trial.optimization
     for group in optimizer.param_groups:
-        group["lr"] = scale_learning_rate(group["lr"], wanted, trial.num_ranks, trial.global_batch)
+        group["lr"] = scale_learning_rate(group["lr"], wanted, trial.num_data_ranks, trial.global_batch)
     is_constant = wanted.schedule == "constant" and not wanted.lr_warmup and not wanted.lr_warmup_epochs
     if workload.schedule is not None:
         return make_own_schedule(workload.schedule, optimizer, is_constant=is_constant)
@@ -394,3 +367,13 @@ def mean_over_replicas(loss: Loss) -> Loss:
         return result.mean() if result.dim() else result
 
     return mean_loss
+
+
+def run_pipeline(loss: Loss) -> Loss:
+    """The loss of a pipeline: its schedule does forward and backward."""
+
+    def scheduled_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert isinstance(model, StagedModel)
+        return model.run(loss, batch)
+
+    return scheduled_loss

@@ -11,7 +11,7 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.records.settings import Optimization
-from scalelab.worker.training import OPTIMIZERS, Factory, make_optimizer
+from scalelab.worker.optimizers import OPTIMIZERS, Factory, make_optimizer
 from tests.worker.models.built import build
 
 OWN = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4)

@@ -12,8 +12,8 @@ from scalelab.records.trial import Status, StepPlan
 from tests.records import count_steps
 from tests.worker.trials import launch, make_trial
 
-SPREAD = tuple(list_strategies(lambda strategy: strategy.has_processes))
-"""Every strategy with one process per rank."""
+SPREAD = tuple(list_strategies(lambda strategy: strategy.has_processes and not strategy.splits_model))
+"""Every strategy with one process and a whole model per rank; `test_meshes.py` has those that split it."""
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=5, phase_steps=0, comm_free_steps=0, cycles=1)
 BRIEF = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)

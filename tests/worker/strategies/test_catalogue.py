@@ -10,9 +10,9 @@ import pytest
 
 import scalelab
 from scalelab.errors import UsageError
+from scalelab.records.refusals import check_spreading, check_strategy
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.strategies import STRATEGIES, check_spreading, find_strategy
-from scalelab.records.trial import check_strategy
+from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.worker.strategies.apply import load_strategy
 from tests.worker.trials import make_trial
 
@@ -62,8 +62,8 @@ def test_no_other_module_compares_the_name_of_a_strategy() -> None:
     [
         ("single", Spreading(sync_batch_norm=True), "ddp or fsdp-full or"),
         ("dp", Spreading(gradient_hook="fp16"), "use it with ddp$"),
-        ("fsdp-full", Spreading(bucket_mb=5.0), "use it with ddp$"),
-        ("ddp", Spreading(reshard_after_forward=False), "use it with fsdp2$"),
+        ("fsdp-full", Spreading(bucket_mb=5.0), "use it with ddp or zero1$"),
+        ("ddp", Spreading(reshard_after_forward=False), "use it with fsdp2 or hsdp or tp or pp$"),
     ],
 )
 def test_a_setting_that_would_be_ignored_is_refused_with_who_takes_it(

@@ -69,7 +69,7 @@ class Arm:
     @property
     def rank_samples(self) -> int:
         """Samples per step on each rank."""
-        return self.step_samples // self.trial.num_ranks
+        return self.step_samples // self.trial.num_data_ranks
 
     @property
     def num_passes(self) -> int:

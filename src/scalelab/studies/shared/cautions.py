@@ -115,7 +115,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
-    """Ranks whose losses are equal to the last bit in every step of a launch."""
+    """Ranks whose losses are equal to the last bit in every step of a launch, though each has its own samples."""
     for result in arm.completed:
         by_rank: dict[int, list[float | None]] = {}
         for sample in result.samples:
@@ -123,7 +123,8 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
         first = by_rank.get(0, [])
         if len(by_rank) < 2 or len(set(first)) < FEWEST_LOSSES or None in first:
             continue
-        same = [rank for rank, losses in by_rank.items() if rank and losses == first]
+        place = arm.trial.mesh.find_data_rank
+        same = [rank for rank, losses in by_rank.items() if place(rank) and losses == first]
         if same:
             yield SAME_SAMPLES(
                 arm.label,

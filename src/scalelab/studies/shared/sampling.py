@@ -12,9 +12,10 @@ from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
+from scalelab.records.refusals import check_strategy
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Forecast, Measure, Script
-from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial, check_strategy
+from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
@@ -180,7 +181,9 @@ def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None
     Under a memory limit nothing is profiled: the profiler's own memory could make a trial run out of it.
     """
     plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
-    return plan if find_strategy(strategy).can_skip_communication else replace(plan, comm_free_steps=0)
+    record = find_strategy(strategy)
+    plan = plan if record.has_phases else replace(plan, phase_steps=0)
+    return plan if record.can_skip_communication else replace(plan, comm_free_steps=0)
 
 
 def check_ranks(ranks: Sequence[int], global_batch: int | None = None) -> None:

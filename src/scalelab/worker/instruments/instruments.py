@@ -60,6 +60,7 @@ from scalelab.records.observations import (
     NormSpread,
     RankReport,
 )
+from scalelab.records.sending import PipelineTimes
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.device import find_driver, find_driver_of
@@ -67,6 +68,7 @@ from scalelab.worker.instruments.messages import watch_messages
 from scalelab.worker.memory.recording import look_at_memory
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.apply import can_update_without_sync
+from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.training import Training
 
 NUM_COUNTED_STEPS = 20
@@ -340,6 +342,28 @@ def count_flops(trial: Trial, training: Training, directory: Path, report: RankR
     return replace(report, flops_per_sample=total / trial.batch_per_rank) if total else report
 
 
+def watch_pipeline(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
+    """The report with how long this rank's stages compute in some further steps; unchanged without a pipeline."""
+    pipeline = training.model
+    if not isinstance(pipeline, StagedModel):
+        return report
+    totals, busy = [], []
+    with pipeline.count_busy() as clock:
+        for _ in range(SETTLING_STEPS + NUM_TIMED_STEPS):
+            clock.reset()
+            take_step(training, mark_nothing)
+            totals.append(clock.schedule_seconds)
+            busy.append(clock.busy_seconds)
+    times = PipelineTimes(
+        schedule_seconds=tuple(totals[SETTLING_STEPS:]),
+        busy_seconds=tuple(busy[SETTLING_STEPS:]),
+        num_ranks=trial.mesh.pp,
+        num_micro_batches=trial.num_micro_batches,
+        stages_per_rank=len(pipeline.runners),
+    )
+    return replace(report, pipeline=times)
+
+
 INSTRUMENTS: dict[Instrument, WatchRank] = {
     "counters": watch_ddp_counters,
     "flops": count_flops,
@@ -347,6 +371,7 @@ INSTRUMENTS: dict[Instrument, WatchRank] = {
     "memory": look_at_memory,
     "messages": watch_messages,
     "norms": watch_norms,
+    "pipeline": watch_pipeline,
     "replicas": watch_replicas,
     "shapes": watch_shapes,
 }

@@ -12,6 +12,7 @@ reduce-scatter what each rank gives. What a message is for follows from who star
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import SyncBatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,8 +35,12 @@ from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.step import take_step
+from scalelab.worker.strategies.meshes import GROUPS
+from scalelab.worker.strategies.pipeline import StagedModel
+from scalelab.worker.strategies.plans import count_reduced, count_sent, list_tied
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
-from scalelab.worker.training import Training
+from scalelab.worker.training import Training, find_dtype
+from scalelab.workloads.catalogue import BUILT_IN
 
 NAMESPACES = ("c10d", "_c10d_functional")
 OPERATOR_NAMES = (
@@ -48,6 +53,7 @@ OPERATOR_NAMES = (
     ("all_to_all", "all_to_all"),
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
+    ("::send", "send"),
 )
 """Parts of an operator's name, and the collective that it is."""
 NORM_FILES = ("strategies/sync_batch_norm.py", "nn/modules/_functions.py")
@@ -61,11 +67,12 @@ class StartedCollective:
     kind: str
     payload_bytes: int
     is_from_norm: bool
+    axis: str = ""
 
 
 def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport) -> RankReport:
     """The report with the messages of one step, and the sizes that they follow from."""
-    basis = describe_basis(training.model)
+    basis = describe_split(trial, training.model, describe_basis(training.model))
     strategy = find_strategy(trial.strategy)
     if training.clip_norm is not None and strategy.count_shards("gradients", trial.num_ranks) > 1:
         basis = replace(basis, clip_bytes=8 if trial.dtype == "float64" else 4)
@@ -109,7 +116,9 @@ class CallRecorder(TorchDispatchMode):
         if func.namespace in NAMESPACES:
             kind = name_kind(func.name())
             if kind not in ("barrier", ""):
-                self._calls.append(StartedCollective(kind, find_payload(func, args), is_norm_calling()))
+                self._calls.append(
+                    StartedCollective(kind, find_payload(func, args), is_norm_calling(), find_axis(args))
+                )
         return func(*args, **(kwargs or {}))
 
     def end_phase(self, phase: str) -> None:
@@ -121,6 +130,16 @@ class CallRecorder(TorchDispatchMode):
 def name_kind(operator: str) -> str:
     """The collective behind an operator such as `c10d::_allgather_base_`; what is none, such as waiting, is empty."""
     return next((kind for part, kind in OPERATOR_NAMES if part in operator), "")
+
+
+def find_axis(args: Sequence[Any]) -> str:
+    """The axis of a mesh whose group a collective was given, as an object or by name; empty: another group."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            arg = dist.ProcessGroup.unbox(arg).group_name
+        if isinstance(arg, str) and arg in GROUPS:
+            return GROUPS[arg]
+    return ""
 
 
 def find_payload(func: Any, args: Sequence[Any]) -> int:
@@ -147,13 +166,14 @@ def is_norm_calling() -> bool:
 
 def count_messages(by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str) -> tuple[Message, ...]:
     """Calls of one kind, purpose and phase as one line, in the order in which they first came."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    found: dict[tuple[str, str, str, str], list[int]] = {}
     for phase, calls in by_phase.items():
         for call in calls:
-            found.setdefault((call.kind, name_purpose(call, phase, strategy), phase), []).append(call.payload_bytes)
+            key = (call.kind, name_purpose(call, phase, strategy), phase, call.axis)
+            found.setdefault(key, []).append(call.payload_bytes)
     return tuple(
-        Message(kind=kind, purpose=purpose, phase=phase, count=len(sizes), payload_bytes=sum(sizes))
-        for (kind, purpose, phase), sizes in found.items()
+        Message(kind=kind, purpose=purpose, phase=phase, axis=axis, count=len(sizes), payload_bytes=sum(sizes))
+        for (kind, purpose, phase, axis), sizes in found.items()
     )
 
 
@@ -163,8 +183,40 @@ def name_purpose(call: StartedCollective, phase: str, strategy: str) -> str:
         return "batch norm"
     if call.kind == "all_reduce" and phase == "optimizer":
         return "gradient norm"
-    sends = find_strategy(strategy).sends
-    return next((send.purpose for send in sends if (send.kind, send.phase) == (call.kind, phase)), "")
+    sends, wanted = find_strategy(strategy).sends, (call.kind, phase, call.axis)
+    return next((send.purpose for send in sends if (send.kind, send.phase, send.axis) == wanted), "")
+
+
+def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:
+    """The sizes that a mesh adds: of activations, which follow from the plan of the model and the batch."""
+    mesh, size = trial.mesh, find_dtype(trial).itemsize
+    if not find_strategy(trial.strategy).axes:
+        return basis
+    if mesh.fsdp == 1:
+        basis = replace(basis, shard_bytes=basis.unit_bytes, unit_bytes=())
+    elif mesh.dp > 1:
+        basis = replace(basis, shard_bytes=tuple(unit // mesh.fsdp for unit in basis.unit_bytes))
+    is_known = mesh.tp * mesh.pp == 1 or trial.workload in BUILT_IN
+    is_once = trial.shape.checkpointing == "none" or mesh.tp == 1
+    basis = replace(basis, is_complete=is_known and is_once and (mesh.pp == 1 or mesh.fsdp == 1))
+    if not basis.is_complete:
+        return basis
+    if mesh.tp > 1:
+        numbers = count_reduced(model, trial)
+        basis = replace(basis, reduced_bytes=(size * numbers[0], size * numbers[1]))
+    if isinstance(model, StagedModel):
+        tied: list[torch.Tensor] = [weight for stage in model.stages for weight in list_tied(stage)]
+        basis = replace(
+            basis,
+            hop_bytes=size * model.num_hops * count_sent(trial),
+            tied_bytes=sum(measure_local(weight) for weight in tied),
+        )
+    return basis
+
+
+def measure_local(weight: torch.Tensor) -> int:
+    """The bytes of a weight, or of this rank's shard of it."""
+    return weight.to_local().nbytes if isinstance(weight, DTensor) else weight.nbytes
 
 
 def describe_basis(model: nn.Module) -> MessageBasis:
@@ -184,7 +236,7 @@ def measure_units(model: nn.Module) -> tuple[int, ...]:
     """The bytes of every unit of FSDP, the root first, filled up to equal pieces; none where nothing is sharded."""
     if isinstance(model, FullyShardedDataParallel):
         return tuple(measure_flat(unit) for unit in FullyShardedDataParallel.fsdp_modules(model))
-    if isinstance(model, FSDPModule):
+    if isinstance(model, FSDPModule | StagedModel):
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         return tuple(sum(measure_dtensor(p) for p in list_own_parameters(unit)) for unit in units)
     return ()
@@ -214,6 +266,15 @@ def measure_dtensor(parameter: torch.Tensor) -> int:
     """FSDP2: a parameter is cut along its first dimension, and each rank's rows are filled up to as many."""
     if not isinstance(parameter, DTensor) or not parameter.dim():
         return parameter.nbytes
-    num_ranks = parameter.device_mesh.size()
-    rows = -(-parameter.shape[0] // num_ranks) * num_ranks
-    return rows * (parameter.numel() // max(1, parameter.shape[0])) * parameter.element_size()
+    axes, mesh, shape = list_axes(parameter), parameter.device_mesh, list(parameter.shape)
+    if "tp" in axes:
+        place = parameter.placements[axes.index("tp")]
+        if isinstance(place, Shard):
+            shape[place.dim] //= mesh["tp"].size()
+    num_ranks = mesh["fsdp"].size() if "fsdp" in axes else mesh.size()
+    rows = -(-shape[0] // num_ranks) * num_ranks
+    return rows * math.prod(shape[1:]) * parameter.element_size()
+
+
+def list_axes(parameter: DTensor) -> tuple[str, ...]:
+    return parameter.device_mesh.mesh_dim_names or ()

@@ -167,10 +167,10 @@ def name_line(error: BaseException) -> str:
 
 def describe_sharding(trial: Trial, training: Training) -> Sharding:
     """What the rules need to know of the model and its strategy."""
-    units = list_units(training.model)
+    units, strategy = list_units(training.model), find_strategy(trial.strategy, trial.num_ranks)
     return Sharding(
-        strategy=find_strategy(trial.strategy, trial.num_ranks),
-        num_ranks=trial.num_ranks,
+        strategy=strategy,
+        num_ranks=trial.mesh.fsdp if strategy.axes else trial.num_ranks,
         unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
         gradient_bytes=sum(p.nbytes for p in training.model.parameters() if p.requires_grad),
         has_scratch=trial.device == "cpu",

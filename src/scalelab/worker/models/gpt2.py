@@ -115,18 +115,18 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
-        self.num_heads = shape.num_heads
+        self.num_heads, self.head_size = shape.num_heads, shape.width // shape.num_heads
         self.dropout = dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_size)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        merged: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        merged: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return merged
 
 

@@ -23,6 +23,7 @@ from scalelab.worker.batches.stream import load_tests, share_samples
 from scalelab.worker.models.gpt2 import build_gpt2
 from scalelab.worker.models.networks import build_lenet, build_mlp, build_resnet18
 from scalelab.worker.models.transformer import build_transformer
+from scalelab.worker.strategies.plans import OWN
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.source import CONTEXT_NAMES, LIBRARY_FILE, find_root, is_in_library
 from scalelab.workloads.workload import BuildContext, Workload
@@ -57,8 +58,8 @@ def load_workload(trial: Trial, rank: int) -> Workload:
     """Build what the trial trains, for one rank."""
     context = BuildContext(
         batch_size=trial.batch_per_pass,
-        rank=rank,
-        num_ranks=trial.num_processes,
+        rank=trial.mesh.find_data_rank(rank) if trial.joins_group else rank,
+        num_ranks=trial.num_data_ranks if trial.joins_group else trial.num_processes,
         seed=trial.seed,
         device=trial.device,
         accumulation=trial.accumulation,
@@ -74,7 +75,9 @@ def build_own(spec: str, options: Mapping[str, Any], context: BuildContext) -> W
     if is_in_library(spec):
         function, _, model = spec.partition(":")
         file, options = str(LIBRARY_FILE), {**options, "model": model}
-    build = getattr(import_file(Path(file)), function, None)
+    module = import_file(Path(file))
+    OWN[spec] = module
+    build = getattr(module, function, None)
     if not callable(build):
         raise UsageError(f"{file} has no function {function!r}")
     parameters = inspect.signature(build).parameters

@@ -19,6 +19,7 @@ held back turn up in a later step. `can_update_without_sync` says where it can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -101,10 +102,18 @@ def clip_gradients(model: nn.Module, most: float) -> None:
         return
     norm = get_total_norm(gradients)
     if not can_update_without_sync(model) and dist.get_world_size() > 1:
-        square = norm.to(torch.promote_types(norm.dtype, torch.float32)).square()
+        square = norm.to(torch.promote_types(norm.dtype, torch.float32)).square() / count_copies(found[0])
         dist.all_reduce(square)
         norm = square.sqrt()
     torch._foreach_mul_(gradients, (most / (norm + CLIP_MARGIN)).clamp(max=1.0).to(gradients[0].dtype))
+
+
+def count_copies(gradient: torch.Tensor) -> int:
+    """How many ranks hold the same shard of a gradient: the replicas of a mesh."""
+    if not isinstance(gradient, DTensor):
+        return 1
+    sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+    return math.prod(size for place, size in sizes if place.is_replicate())
 
 
 def looks_for_unused(model: nn.Module) -> bool:

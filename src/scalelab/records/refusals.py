@@ -1,0 +1,64 @@
+"""What is refused before anything is launched: options that a strategy would ignore, and what it cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from scalelab.checks import flag
+from scalelab.errors import UnknownName, UsageError
+from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.strategies import STRATEGIES, find_strategy
+from scalelab.records.trial import Trial
+
+
+def check_spreading(name: str, spreading: Spreading) -> None:
+    """Refuse a setting that the strategy would ignore."""
+    taken = find_strategy(name).options
+    for field in fields(Spreading):
+        option = field.name
+        if getattr(spreading, option) != field.default and option not in taken:
+            takers = [known.name for known in STRATEGIES.values() if option in known.options]
+            raise UsageError(f"{flag(option)} does not apply to --strategy {name}: use it with {' or '.join(takers)}")
+
+
+def check_strategy(trial: Trial) -> None:
+    """Refuse what the strategy would ignore, and what it cannot do."""
+    if trial.strategy not in STRATEGIES:
+        raise UnknownName("strategy", trial.strategy, STRATEGIES)
+    check_spreading(trial.strategy, trial.spreading)
+    if trial.spreading.static_graph and trial.accumulation > 1:
+        raise UsageError(
+            f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
+            " in the first pass to learn the graph; drop one of the two"
+        )
+    check_pipeline(trial)
+    if trial.training_run is not None and find_strategy(trial.strategy).is_measured_only:
+        raise UsageError(
+            f"--strategy {trial.strategy} has no checkpoints here, which a training run needs: use --strategy fsdp2, or"
+            " measure it with scalelab run"
+        )
+    for refusal in find_strategy(trial.strategy).refuses:
+        value = getattr(trial.shape, refusal.field)
+        if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):
+            where = " on a CPU" if refusal.only_emulated else ""
+            raise UsageError(
+                f"{flag(refusal.field)} {value} does not work with --strategy {trial.strategy}{where}:"
+                f" {refusal.reason}; use --strategy {refusal.instead}"
+            )
+
+
+def check_pipeline(trial: Trial) -> None:
+    """Refuse a pipeline that its micro-batches do not fill."""
+    stages, count = trial.mesh.pp, trial.num_micro_batches
+    if stages == 1:
+        return
+    if count < stages or trial.batch_per_rank % stages:
+        raise UsageError(
+            f"--mesh {trial.mesh.text} has {stages} stages, and {trial.batch_per_rank} samples make {count}"
+            f" micro-batches: use at least {stages} equal ones (a larger batch or a smaller --micro-batch)"
+        )
+    if trial.spreading.pipeline_schedule == "interleaved" and count % stages:
+        raise UsageError(
+            f"--pipeline-schedule interleaved needs micro-batches in multiples of {stages} stages, got {count}: change"
+            " --micro-batch"
+        )

@@ -1,0 +1,81 @@
+"""What a rank sends in a step, what that follows from, and how long a stage of a pipeline stands still."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One kind of collective operation that a rank takes part in during a step."""
+
+    kind: str
+    """all_reduce, all_gather, reduce_scatter, broadcast …"""
+    count: int
+    """Calls in one step."""
+    payload_bytes: int | None
+    """Of the whole tensors of all calls together: what an all-gather gives and what a reduce-scatter takes, not one
+    rank's piece of it; None where it was not recorded."""
+    purpose: str = ""
+    """gradients, parameters, buffers, batch norm …; empty: unknown."""
+    phase: str = ""
+    """The phase of the step that it was started in; empty: unknown."""
+    axis: str = ""
+    """The axis of the mesh whose ranks take part; empty: all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageBasis:
+    """What the messages of a step follow from: sizes of one rank's model, read off before the step."""
+
+    gradient_bytes: int
+    """Of all parameters that get a gradient, whole."""
+    num_gradients: int
+    """The numbers in them."""
+    buffer_bytes: int = 0
+    unit_bytes: tuple[int, ...] = ()
+    """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
+    shard_bytes: tuple[int, ...] = ()
+    """Of this rank's shard of each unit, where a mesh replicates them; empty: it does not."""
+    norm_channels: tuple[int, ...] = ()
+    """Of each synchronized batch norm."""
+    clip_bytes: int = 0
+    """Of the norm of sharded gradients, which ranks add up to clip them; 0: they do not."""
+    reduced_bytes: tuple[int, int] = (0, 0)
+    """Tensor parallelism: activations all-reduced in forward, and their gradients in backward."""
+    hop_bytes: int = 0
+    """Pipeline: activations and gradients that this rank sends to other stages."""
+    tied_bytes: int = 0
+    """Pipeline: of the weights that its first and last stage share."""
+    is_complete: bool = True
+    """Whether all bytes follow from these sizes: not those of a plan of the user's own, of a sharded pipeline, or of
+    activations that are computed twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTimes:
+    """How long this rank's schedule took and how long it computed in it, one number for each watched step."""
+
+    schedule_seconds: tuple[float, ...]
+    busy_seconds: tuple[float, ...]
+    """Of forward and backward of its micro-batches; the rest is waiting for other stages, and sending."""
+    num_ranks: int
+    num_micro_batches: int
+    stages_per_rank: int = 1
+
+    @property
+    def idle_share(self) -> float | None:
+        """The share of the schedule in which the rank did not compute, the median over steps; None: not watched."""
+        pairs = zip(self.busy_seconds, self.schedule_seconds, strict=True)
+        shares = [max(0.0, 1 - busy / total) for busy, total in pairs if total > 0]
+        return statistics.median(shares) if shares else None
+
+    @property
+    def bubble(self) -> float:
+        """The idle share by theory, with p ranks, m micro-batches and v stages per rank: (p − 1)/(v·m + p − 1).
+
+        Of stages that all take as long and messages that take no time (Huang et al. 2019; Narayanan et al. 2021 for v).
+        """
+        waiting = self.num_ranks - 1
+        return waiting / (self.stages_per_rank * self.num_micro_batches + waiting)

@@ -1,0 +1,293 @@
+"""Layouts: every mesh of so many ranks that a model can be split over, measured side by side.
+
+A mesh gives ranks to pipeline stages (pp), replicas (dp), shards (fsdp) and pieces of layers (tp): `records/mesh.py`.
+All layouts train the same model on the same global batch from the same weights. What they send is counted in one
+step, by axis; how long the stages of a pipeline stand still is timed in further steps, beside the bubble of theory,
+which assumes stages that take equally long and messages that take no time.
+
+A mesh that does not divide the model or the batch is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from scalelab.analysis.traffic import count_members, count_wire_bytes
+from scalelab.checks import check_at_least
+from scalelab.errors import UsageError
+from scalelab.records.mesh import AXES, Mesh, list_meshes
+from scalelab.records.observations import RankReport
+from scalelab.records.refusals import check_strategy
+from scalelab.records.sending import PipelineTimes
+from scalelab.records.strategies import choose_of_mesh, find_strategy
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.charts.column_charts import draw_columns, keep_charts
+from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.findings import DETAIL, REASON, Finding, FindingKind
+from scalelab.report.tables import Field, bytes_column, make_column, make_table, text_column
+from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.sweep import (
+    Sweep,
+    describe_measurement,
+    find_sweep_cautions,
+    make_sweep_table,
+    memory_column,
+    name_fastest,
+    plan_sweep,
+    relative_column,
+    samples_column,
+    step_column,
+)
+from scalelab.units import format_bytes, format_share
+from scalelab.workloads.gpt2_options import Gpt2Options
+from scalelab.workloads.options import MlpOptions, TransformerOptions
+
+LEAST_MEMORY = FindingKind("least-memory", "The layout with the lowest peak memory per rank", REASON, ("bytes",))
+BUBBLE = FindingKind(
+    "pipeline-bubble", "Share of a pipeline's schedule in which ranks do not compute", REASON, ("idle", "theory")
+)
+LEAST_SENT = FindingKind("least-sent", "The layout that sends least per step", DETAIL, ("wire_bytes",))
+SENT_NOTE = "sent: the least that rank 0 puts on the wire in a step"
+IDLE_NOTE = "idle: share of the schedule without computing, mean over ranks; bubble: (p − 1)/(v·m + p − 1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts(Study):
+    """Measure every mesh of pipeline stages, replicas, shards and split layers that the model allows."""
+
+    name: ClassVar[str] = "layouts"
+    title: ClassVar[str] = "Layouts"
+    question: ClassVar[str] = "Which layout (data, sharded, tensor, pipeline) is fastest, and what does each cost?"
+
+    ranks: int = 2
+    """Ranks of every layout."""
+    global_batch: int = 16
+    """Samples per step, over all ranks."""
+    job: Job = field(default_factory=Job)
+    sampling: Sampling = field(default_factory=lambda: Sampling(phase_steps=0, comm_free_steps=0))
+
+    def __post_init__(self) -> None:
+        check_at_least("ranks", self.ranks, 2)
+        check_at_least("global_batch", self.global_batch, 1)
+        if self.job.spreading.mesh:
+            raise UsageError(
+                f"--mesh {self.job.spreading.mesh}: this study measures every mesh of --ranks: leave it out"
+            )
+        if self.job.script is not None:
+            raise UsageError("layouts splits a model that build() returns, and a script has its own: use --workload")
+
+    def sort_meshes(self) -> tuple[list[Mesh], dict[str, str]]:
+        """The meshes that can run, replicas alone first, and why others cannot."""
+        fitting, left_out = [], {}
+        for mesh in list_meshes(self.ranks):
+            reason = find_obstacle(self.job, mesh, self.global_batch)
+            if reason is None:
+                fitting.append(mesh)
+            else:
+                left_out[mesh.text] = reason
+        return sorted(fitting, key=lambda mesh: (len(mesh.axes), mesh.axes != ("dp",))), left_out
+
+    def plan(self) -> list[Trial]:
+        meshes, left_out = self.sort_meshes()
+        if not meshes:
+            raise UsageError(f"no mesh of {self.ranks} ranks fits: {'; '.join(left_out.values())}")
+        return plan_sweep(self.job, self.sampling, [self._configure(mesh) for mesh in meshes])
+
+    def _configure(self, mesh: Mesh) -> Configuration:
+        strategy = choose_of_mesh(mesh)
+        record, spreading = find_strategy(strategy), self.job.spreading
+        if record.axes:
+            spreading = replace(spreading, mesh=mesh.text)
+        return Configuration(
+            name=name_mesh(mesh),
+            label=mesh.text,
+            strategy=strategy,
+            num_ranks=self.ranks,
+            global_batch=self.global_batch,
+            job=replace(self.job, spreading=spreading),
+            instruments=("messages", *record.instruments) if mesh.pp > 1 else ("messages",),
+        )
+
+    def conclude(self, results: Sequence[TrialResult]) -> Document:
+        meshes, left_out = self.sort_meshes()
+        arms = group_arms(results, self.sampling.warmup)
+        sweep = Sweep(arms=arms, reference=arms.get(name_mesh(meshes[0])) if meshes else None)
+        table = make_sweep_table(
+            arms.values(), tuple(list_columns(sweep)), name_header="layout", notes=(SENT_NOTE, IDLE_NOTE)
+        )
+        sections = [Section(tables=(table,), charts=keep_charts(*draw_charts(table)))]
+        if sweep.measured:
+            sections.append(Section(heading="Sent per step by axis", tables=(make_axis_table(sweep.measured),)))
+        if left_out:
+            sections.append(Section(heading="Left out", tables=(make_obstacle_table(left_out),)))
+        setting = describe_measurement(
+            self.job, self.sampling, arms.values(), f"{self.ranks} ranks", f"global batch {self.global_batch}"
+        )
+        return Document(
+            title=self.title,
+            question=self.question,
+            setting=setting,
+            sections=tuple(sections),
+            findings=(*name_fastest(sweep, "layout"), *explain_costs(sweep.measured)),
+            cautions=find_sweep_cautions(arms, sweep.reference),
+        )
+
+
+def name_mesh(mesh: Mesh) -> str:
+    """A mesh as the name of a configuration."""
+    return mesh.text.replace("=", "").replace(",", "-")
+
+
+def find_obstacle(job: Job, mesh: Mesh, global_batch: int) -> str | None:
+    """Why a mesh cannot run: the model, the batch or the strategy; None: it can, as far as is known before a launch."""
+    found = find_model_obstacle(job, mesh)
+    if found is not None:
+        return found
+    if global_batch % mesh.num_data_ranks:
+        return f"{mesh.num_data_ranks} data ranks do not divide the global batch of {global_batch}"
+    spreading = replace(job.spreading, mesh=mesh.text if find_strategy(choose_of_mesh(mesh)).axes else None)
+    try:
+        trial = Trial(
+            configuration="one",
+            workload=job.workload,
+            strategy=choose_of_mesh(mesh),
+            num_ranks=mesh.num_ranks,
+            global_batch=global_batch,
+            shape=job.shape,
+            spreading=spreading,
+        )
+        check_strategy(trial)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
+    """What of a model an axis does not divide."""
+    options: object = job.built_in
+    stages = mesh.pp * (2 if job.spreading.pipeline_schedule == "interleaved" and mesh.pp > 1 else 1)
+    match options:
+        case Gpt2Options():
+            tp, pp = (options.shape.num_heads, "heads"), (options.shape.num_layers, "blocks")
+        case MlpOptions():
+            tp, pp = (options.dim if options.depth > 1 else 1, "columns of a pair of layers"), (options.depth, "layers")
+        case TransformerOptions():
+            tp, pp = (options.feedforward, "columns of the feed-forward layers"), (1, "plan for a pipeline")
+        case _:
+            has_tp, has_pp = (has_function(job, name) for name in ("parallelize", "split"))
+            tp, pp = (0 if has_tp else 1, "plan for tensor parallelism"), (0 if has_pp else 1, "plan for a pipeline")
+    for size, axis, (count, what) in ((mesh.tp, "tp", tp), (stages, "pp", pp)):
+        if count % size:
+            return f"{axis}={size}: the model has {count} {what}" if count > 1 else f"{axis}={size}: no {what}"
+    return None
+
+
+def has_function(job: Job, name: str) -> bool:
+    """Whether the file of the user's own workload defines a function beside `build`."""
+    file = Path(job.workload.rpartition(":")[0]).expanduser()
+    return file.is_file() and re.search(rf"^def {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def list_columns(sweep: Sweep) -> Iterator[Field[Arm]]:
+    first = "" if sweep.reference is None else sweep.reference.label
+    yield step_column()
+    yield relative_column(sweep.reference, f"× {first}")
+    yield samples_column()
+    yield memory_column()
+    yield bytes_column("wire_bytes", "sent", count_wire)
+    yield make_column("share", "idle_share", "idle", read_idle)
+    yield make_column("share", "bubble_share", "bubble", read_bubble)
+
+
+def read_first(arm: Arm) -> RankReport | None:
+    """Rank 0, in the round in which messages were counted."""
+    return next((one.ranks[0] for one in arm.completed if one.ranks and one.ranks[0].message_basis is not None), None)
+
+
+def sum_by_axis(arm: Arm) -> dict[str, float] | None:
+    """Bytes that rank 0 puts on the wire in a step, by axis; a strategy without a mesh has one."""
+    report, mesh = read_first(arm), arm.trial.mesh
+    if report is None:
+        return None
+    own = "fsdp" if find_strategy(arm.trial.strategy).shards else "dp"
+    found: dict[str, float] = {}
+    for message in report.messages:
+        members = count_members(message.purpose, message.axis, arm.trial.num_ranks, mesh.sizes)
+        sent = count_wire_bytes(message.kind, message.payload_bytes or 0, members)
+        found[message.axis or own] = found.get(message.axis or own, 0.0) + (sent or 0.0)
+    return found
+
+
+def count_wire(arm: Arm) -> int | None:
+    sent = sum_by_axis(arm)
+    return None if sent is None else round(sum(sent.values()))
+
+
+def list_pipelines(arm: Arm) -> list[PipelineTimes]:
+    """What the ranks of a pipeline were watched at, in the first round."""
+    reports = [rank.pipeline for result in arm.completed for rank in result.ranks]
+    return [one for one in reports if one is not None]
+
+
+def read_idle(arm: Arm) -> float | None:
+    """The idle share, mean over ranks."""
+    shares = [one.idle_share for one in list_pipelines(arm)]
+    known = [share for share in shares if share is not None]
+    return statistics.fmean(known) if known else None
+
+
+def read_bubble(arm: Arm) -> float | None:
+    return next((one.bubble for one in list_pipelines(arm)), None)
+
+
+def make_axis_table(arms: Sequence[Arm]) -> Table:
+    """What rank 0 sends over every axis."""
+
+    def read_axis(axis: str) -> Field[Arm]:
+        return bytes_column(f"{axis}_bytes", axis, lambda arm: (sum_by_axis(arm) or {}).get(axis))
+
+    return make_table(
+        list(arms), text_column("run", "layout", lambda arm: arm.label), *map(read_axis, AXES), notes=(SENT_NOTE,)
+    )
+
+
+def make_obstacle_table(left_out: Mapping[str, str]) -> Table:
+    return make_table(
+        list(left_out.items()),
+        text_column("run", "layout", lambda row: row[0]),
+        text_column("reason", "reason", lambda row: row[1]),
+    )
+
+
+def draw_charts(table: Table) -> Iterable[Chart | None]:
+    yield draw_columns(table, ["step_seconds"], title="Step time by layout")
+    yield draw_columns(table, ["peak_memory_bytes"], title="Peak memory per rank by layout")
+
+
+def explain_costs(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Which layout needs least memory and sends least, and how long pipelines stand still."""
+    memory = {arm.label: arm.peak_memory_bytes for arm in arms if arm.peak_memory_bytes is not None}
+    if len(memory) > 1:
+        label = min(memory, key=lambda name: memory[name])
+        text = f"{label} needs least memory: {format_bytes(memory[label])} per rank at its peak."
+        yield LEAST_MEMORY(label, text, bytes=memory[label])
+    for arm in arms:
+        idle, theory = read_idle(arm), read_bubble(arm)
+        if idle is not None and theory is not None:
+            text = (
+                f"The ranks of {arm.label} do not compute in {format_share(idle)} of the schedule; the bubble of theory"
+                f" is {format_share(theory)}."
+            )
+            yield BUBBLE(arm.label, text, idle=idle, theory=theory)
+    sent = {arm.label: total for arm in arms if (total := count_wire(arm)) is not None}
+    if len(sent) > 1:
+        label = min(sent, key=lambda name: sent[name])
+        yield LEAST_SENT(label, f"{label} sends least: {format_bytes(sent[label])} per step.", wire_bytes=sent[label])

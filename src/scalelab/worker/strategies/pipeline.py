@@ -1,0 +1,191 @@
+"""`pp`: pipeline parallelism by torch.distributed.pipelining: micro-batches pass through the stages of a model.
+
+    gpipe         all forwards, then all backwards (Huang et al. 2019)
+    1f1b          one forward, one backward, so that fewer activations are alive (Narayanan et al. 2019)
+    interleaved   1f1b with two stages on every rank: half the bubble, more messages (Narayanan et al. 2021)
+
+A schedule runs backward inside what the loop calls the loss: `StagedModel.run` takes the workload's own loss of model
+and batch and does the whole step but the update. Two facts make any workload fit: called with a stand-in for the model,
+the loss says what the model is given; called with a stand-in that returns the last stage's output, it is the loss of a
+micro-batch. So only the last stage has a loss; the mean over micro-batches is that of the batch.
+
+Every stage of one replica draws the same batch and uses its share: the first the inputs, the last the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from scalelab.errors import UsageError
+from scalelab.records.trial import Trial
+from scalelab.worker.device import choose_synchronize
+from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_units
+from scalelab.worker.strategies.plans import cut_stages, list_tied, split_layers
+
+Loss = Callable[[Any, Any], torch.Tensor]
+SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+
+
+class Captured(Exception):
+    """What a loss called its model with: no error, it ends a loss that has said enough."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+class BusyClock:
+    """Seconds of a schedule, and of the computing in it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.schedule_seconds = self.busy_seconds = 0.0
+
+    def time(self, function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        """The same function, timed."""
+        synchronize = choose_synchronize(device)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = perf_counter()
+            result = function(*args, **kwargs)
+            synchronize()
+            self.busy_seconds += perf_counter() - begin
+            return result
+
+        return timed
+
+
+class StagedModel(nn.Module):
+    """This rank's stages, and the schedule that runs them with those of other ranks."""
+
+    def __init__(self, stages: nn.ModuleList, runners: list[PipelineStage], trial: Trial, tied: Any) -> None:
+        super().__init__()
+        self.stages = stages
+        self.runners, self.num_micro_batches = runners, trial.num_micro_batches
+        self.gives_loss = runners[-1].is_last
+        kind = trial.spreading.pipeline_schedule
+        given = runners if STAGES_PER_RANK[kind] > 1 else runners[0]
+        self._schedule = SCHEDULES[kind](given, n_microbatches=self.num_micro_batches, loss_fn=self._judge)
+        self._tied = tied
+        self._loss: Loss | None = None
+        self._parts: list[Any] = []
+        self._clock = BusyClock()
+
+    @property
+    def num_hops(self) -> int:
+        """How many neighbours its stages send every micro-batch to: activations to the next, gradients back."""
+        return sum((not stage.is_first) + (not stage.is_last) for stage in self.runners)
+
+    def run(self, loss: Loss, batch: Any) -> torch.Tensor:
+        """Forward and backward of all micro-batches; the loss of the batch where this rank has it, otherwise 0."""
+        self._loss, self._parts = loss, cut_batch(batch, self.num_micro_batches)
+        inputs = capture_inputs(loss, batch) if self.runners[0].is_first else ()
+        target = torch.arange(self.num_micro_batches) if self.gives_loss else None
+        losses: list[torch.Tensor] = []
+        begin = perf_counter()
+        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        self._clock.schedule_seconds += perf_counter() - begin
+        self._add_tied()
+        found = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        return found.requires_grad_()
+
+    @contextmanager
+    def count_busy(self) -> Iterator[BusyClock]:
+        """A clock of the time that stages compute, as long as it is looked at; a device finishes each piece."""
+        names = ("forward_one_chunk", "backward_one_chunk")
+        for runner in self.runners:
+            for name in names:
+                setattr(runner, name, self._clock.time(getattr(runner, name), runner.device))
+        try:
+            yield self._clock
+        finally:
+            for runner in self.runners:
+                for name in names:
+                    delattr(runner, name)
+
+    def _judge(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        """The loss of one micro-batch; torch first asks with a number that means nothing, for shapes alone."""
+        assert self._loss is not None
+        return self._loss(lambda *_, **__: output, self._parts[int(number) % len(self._parts)])
+
+    def _add_tied(self) -> None:
+        if self._tied is not None:
+            weight, group = self._tied
+            gradient = weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
+            dist.all_reduce(gradient, group=group)
+
+
+def cut_batch(batch: Any, num_parts: int) -> list[Any]:
+    """The micro-batches of a batch, along the first dimension of its tensors."""
+
+    def take(number: int) -> Any:
+        return tree_map_only(torch.Tensor, lambda one: one.tensor_split(num_parts)[number], batch)
+
+    return [take(number) for number in range(num_parts)]
+
+
+def capture_inputs(loss: Loss, batch: Any) -> tuple[Any, ...]:
+    """What a loss gives its model."""
+
+    def stand_in(*inputs: Any, **named: Any) -> Any:
+        if named:
+            raise UsageError(
+                f"a pipeline takes positional inputs, and the loss passed {', '.join(named)}: pass it first"
+            )
+        raise Captured(inputs)
+
+    try:
+        loss(stand_in, batch)
+    except Captured as captured:
+        return captured.inputs
+    raise UsageError("the loss did not call its model, which a pipeline needs: call model(inputs) once in it")
+
+
+def apply_pp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
+    """This rank's stages, split and sharded over the other axes; on one stage, the model itself."""
+    model, mesh = model.to(device), make_device_mesh(trial, device)
+    if trial.mesh.tp > 1:
+        model = split_layers(model, mesh["tp"], trial.workload)
+    if trial.mesh.pp == 1:
+        return shard_units(model, mesh, trial) if trial.num_data_ranks > 1 else model
+    group = mesh.get_group("pp")
+    per_rank = STAGES_PER_RANK[trial.spreading.pipeline_schedule]
+    num_stages, place = per_rank * trial.mesh.pp, dist.get_rank(group)
+    cut = cut_stages(model, num_stages, trial.workload)
+    numbers = [place + chunk * trial.mesh.pp for chunk in range(per_rank)]
+    own = nn.ModuleList(cut[number] for number in numbers)
+    if trial.num_data_ranks > 1:
+        for stage in own:
+            shard_units(stage, mesh, trial)
+    tied = join_tied(own, trial)
+    numbered = zip(own, numbers, strict=True)
+    runners = [PipelineStage(stage, number, num_stages, device, group=group) for stage, number in numbered]
+    return StagedModel(own, runners, trial, tied)
+
+
+def join_tied(stages: nn.ModuleList, trial: Trial) -> tuple[nn.Parameter, Any] | None:
+    """The weight that the first and the last stage share, and the group of the two ranks; made by all ranks alike."""
+    mesh, rank = trial.mesh, dist.get_rank()
+    weights = [weight for stage in stages for weight in list_tied(stage)]
+    per_stage = mesh.num_ranks // mesh.pp
+    found = None
+    for first in range(per_stage):
+        pair = [first, first + (mesh.pp - 1) * per_stage]
+        group = dist.new_group(pair)
+        GROUPS[getattr(group, "group_name", "")] = "pp"
+        if rank in pair and weights:
+            found = (weights[0], group)
+    return found

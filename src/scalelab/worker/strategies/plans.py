@@ -1,0 +1,204 @@
+"""How a model is split: which of its layers pair up for tensor parallelism, and where a pipeline cuts it.
+
+    gpt2          tp: attention by heads, the feed-forward layer by its hidden width; pp: equal numbers of blocks
+    mlp           tp: every two linear layers; pp: equal numbers of layers
+    transformer   tp: the feed-forward layers; attention stays whole, for nn.MultiheadAttention packs q, k and v in one
+                  parameter that torch cannot split by heads; pp: none, the decoder needs two tensors of the encoder
+
+A workload of the user's own has its plan beside `build`: `parallelize(model, mesh)` splits the layers over a DeviceMesh
+of one axis and returns the model; `split(model, num_stages)` returns the stages of a pipeline, each taking what the one
+before returns. An `nn.Sequential` needs no `split`.
+
+GPT-2's head shares the token table, which the first stage of a pipeline looks up and the last multiplies by. Both hold
+a copy, and the gradients of the two are added up in every step, so that they stay equal (Shoeybi et al. 2019).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn import functional
+
+from scalelab.errors import UsageError
+from scalelab.records.trial import Trial
+from scalelab.worker.models.gpt2 import Attention, Gpt2
+from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.workloads.gpt2_options import Gpt2Options
+from scalelab.workloads.options import TransformerOptions
+
+Pair = tuple[str, str]
+OWN: dict[str, Any] = {}
+"""The modules of the user's own workloads, by their names: `build` was found there."""
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module:
+    """The model with its pairs of layers split over the mesh."""
+    own = getattr(OWN.get(workload), "parallelize", None)
+    if own is not None:
+        split: nn.Module = own(model, mesh)
+        return split
+    pairs = list_pairs(model, mesh.size())
+    if not pairs:
+        raise UsageError(
+            f"--workload {workload} has no plan for tensor parallelism: write parallelize(model, mesh) beside build, or"
+            " use gpt2, mlp or transformer"
+        )
+    for module in model.modules():
+        if isinstance(module, Attention):
+            gather_heads(module, mesh.size())
+    styles: dict[str, ParallelStyle] = {first: ColwiseParallel() for first, _ in pairs}
+    styles |= {second: RowwiseParallel() for _, second in pairs}
+    parallelize_module(model, mesh, styles)
+    return model
+
+
+def list_pairs(model: nn.Module, num_ranks: int) -> list[Pair]:
+    """The names of the layers that are split by columns and by rows; empty: the model has no plan."""
+    if isinstance(model, Gpt2):
+        heads = next(part.num_heads for part in model.modules() if isinstance(part, Attention))
+        if heads % num_ranks:
+            raise UsageError(f"tp={num_ranks} does not divide the {heads} heads of the model: use a divisor of {heads}")
+        names = [f"blocks.{number}" for number in range(len(model.blocks))]
+        return [pair for name in names for pair in _pair_block(name)]
+    if isinstance(model, nn.Transformer):
+        names = [name for name, part in model.named_modules() if hasattr(part, "linear1")]
+        return _check_widths(model, [(f"{name}.linear1", f"{name}.linear2") for name in names], num_ranks)
+    if isinstance(model, nn.Sequential):
+        linears = [name for name, part in model.named_children() if isinstance(part, nn.Linear)]
+        return _check_widths(model, list(zip(linears[::2], linears[1::2], strict=False)), num_ranks)
+    return []
+
+
+def _pair_block(name: str) -> list[Pair]:
+    return [(f"{name}.attention.qkv", f"{name}.attention.out"), (f"{name}.up", f"{name}.down")]
+
+
+def _check_widths(model: nn.Module, pairs: list[Pair], num_ranks: int) -> list[Pair]:
+    for first, _ in pairs:
+        width = int(model.get_submodule(first).out_features)  # type: ignore[arg-type]
+        if width % num_ranks:
+            raise UsageError(f"tp={num_ranks} does not divide the {width} columns of layer {first}: use a divisor")
+    return pairs
+
+
+def gather_heads(attention: Attention, num_ranks: int) -> None:
+    """Order the rows of q, k and v by rank, so that an equal cut gives each rank q, k and v of its own heads."""
+    width = attention.num_heads * attention.head_size
+    order = torch.arange(3 * width).view(3, num_ranks, width // num_ranks).transpose(0, 1).flatten()
+    with torch.no_grad():
+        for parameter in (attention.qkv.weight, attention.qkv.bias):
+            parameter.copy_(parameter[order].clone())
+    attention.num_heads //= num_ranks
+
+
+class Gpt2Stage(nn.Module):
+    """Some blocks of a GPT-2; the first stage also embeds, the last one makes logits."""
+
+    def __init__(self, model: Gpt2, first: int, last: int) -> None:
+        super().__init__()
+        self.is_first, self.is_last = first == 0, last == len(model.blocks)
+        if self.is_first:
+            self.positions, self.drop = model.positions, model.drop
+        if self.is_first or self.is_last:
+            self.tokens = model.tokens if self.is_first else copy.deepcopy(model.tokens)
+        self.blocks = model.blocks[first:last]
+        if self.is_last:
+            self.norm = model.norm
+
+    @property
+    def tied(self) -> nn.Parameter | None:
+        """The table that first and last stage share; None: it is not in two places."""
+        has_copy = self.is_first != self.is_last
+        table: Any = self.tokens.weight if has_copy else None
+        return table if isinstance(table, nn.Parameter) else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            x = self.drop(self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.tokens.weight) if self.is_last else x
+
+
+def list_tied(stage: nn.Module) -> list[nn.Parameter]:
+    """The weights of a stage that another one shares."""
+    tied = getattr(stage, "tied", None)
+    return [] if tied is None else [tied]
+
+
+def cut_stages(model: nn.Module, num_stages: int, workload: str) -> Sequence[nn.Module]:
+    """The stages of a pipeline, equally deep."""
+    own: Callable[[nn.Module, int], Sequence[nn.Module]] | None = getattr(OWN.get(workload), "split", None)
+    if own is not None:
+        stages = own(model, num_stages)
+        if len(stages) != num_stages:
+            raise UsageError(f"split() returned {len(stages)} stages instead of {num_stages}: return one per stage")
+        return stages
+    if isinstance(model, Gpt2):
+        each = _count_each(len(model.blocks), num_stages)
+        return [Gpt2Stage(model, first, first + each) for first in range(0, len(model.blocks), each)]
+    if isinstance(model, nn.Sequential):
+        starts = [number for number, part in enumerate(model) if next(part.parameters(), None) is not None]
+        each = _count_each(len(starts), num_stages)
+        bounds = [0, *starts[each::each], len(model)]
+        return [model[first:last] for first, last in itertools.pairwise(bounds)]
+    raise UsageError(
+        f"--workload {workload} has no plan for a pipeline: write split(model, num_stages) beside build, or use gpt2 or"
+        " mlp"
+    )
+
+
+def _count_each(num_layers: int, num_stages: int) -> int:
+    if num_layers % num_stages:
+        raise UsageError(f"{num_stages} stages do not divide the {num_layers} layers of the model: use a divisor")
+    return num_layers // num_stages
+
+
+def count_reduced(model: nn.Module, trial: Trial) -> tuple[int, int]:
+    """Numbers that the pairs of a split model all-reduce in a step: in forward, and in backward.
+
+    The input of the first layer of an MLP is the batch, which needs no gradient.
+    """
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    forward = backward = 0
+    for name, part in linears.items():
+        style = read_style(part)
+        numbers = trial.batch_per_rank * count_positions(name, trial)
+        forward += numbers * part.out_features if style == "rows" else 0
+        is_input = trial.workload == "mlp" and name.removeprefix("stages.0.") == "0"
+        backward += numbers * part.in_features if style == "columns" and not is_input else 0
+    return forward, backward
+
+
+def read_style(layer: nn.Linear) -> str:
+    """How a layer is split over the `tp` axis: by columns, by rows (of the transposed weight), or not at all."""
+    weight = layer.weight
+    if not isinstance(weight, DTensor) or "tp" not in (weight.device_mesh.mesh_dim_names or ()):
+        return ""
+    place = weight.placements[-1]
+    return {0: "columns", 1: "rows"}.get(getattr(place, "dim", -1), "")
+
+
+def count_positions(name: str, trial: Trial) -> int:
+    """Positions of a sample that a layer sees."""
+    options: Any = BUILT_IN[trial.workload](**trial.options)
+    if isinstance(options, Gpt2Options):
+        return options.num_tokens
+    if isinstance(options, TransformerOptions):
+        return options.src_length if "encoder" in name else options.tgt_length
+    return 1
+
+
+def count_sent(trial: Trial) -> int:
+    """Numbers of one step's activations between two stages."""
+    options: Any = BUILT_IN[trial.workload](**trial.options)
+    width = options.shape.width if isinstance(options, Gpt2Options) else options.dim
+    return trial.batch_per_rank * count_positions("", trial) * int(width)

@@ -1,0 +1,127 @@
+"""Layouts, from played launches: every mesh that fits is a row, and what does not fit is left out with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.sending import PipelineTimes
+from scalelab.records.settings import Spreading
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Document
+from scalelab.runs.experiment import run_study
+from scalelab.studies.shared.cautions import SAME_SAMPLES
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.sweep import FASTEST
+from scalelab.studies.strategies.layouts import BUBBLE, LEAST_SENT, Layouts
+from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine
+
+JOB = Job(workload="gpt2", options={"dropout": 0.0}, device="cpu", threads_per_rank=1)
+SAMPLING = Sampling(rounds=4, steps=12, phase_steps=0, comm_free_steps=0)
+SECONDS = {"dp4": 0.2, "control": 0.2, "pp2-dp2": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_machine(monkeypatch, 4)
+
+
+def make_study(**fields: Any) -> Layouts:
+    return Layouts(**({"job": JOB, "sampling": SAMPLING, "ranks": 4, "global_batch": 8} | fields))
+
+
+def count_bytes(result: TrialResult) -> TrialResult:
+    """What each rank reports: replicas send 1000 bytes over all, a pipeline 10 over its own axis."""
+    mesh = result.trial.mesh
+    messages = [Message(kind="all_reduce", count=1, payload_bytes=1000, purpose="gradients", phase="backward")]
+    pipeline = None
+    if mesh.pp > 1:
+        messages = [Message(kind="send", count=1, payload_bytes=10, purpose="activations", phase="forward", axis="pp")]
+        times = {"schedule_seconds": (1.0,), "busy_seconds": (0.7,), "num_ranks": mesh.pp, "num_micro_batches": 4}
+        pipeline = PipelineTimes(**times)  # type: ignore[arg-type]
+    basis = MessageBasis(gradient_bytes=1000, num_gradients=250)
+    report = RankReport(rank=0, messages=tuple(messages), message_basis=basis, pipeline=pipeline)
+    return replace(result, ranks=(report,))
+
+
+def take(trial: Trial) -> float:
+    return SECONDS.get(trial.configuration, 0.3)
+
+
+def answer(study: Layouts, runs_dir: Path) -> Document:
+    return run_study(study, runs_dir=runs_dir, launcher=AlteredLauncher(count_bytes, step_seconds=take))[1]
+
+
+def test_every_mesh_of_four_ranks_is_a_row_with_its_strategy() -> None:
+    planned = {trial.label: trial.strategy for trial in make_study().plan() if trial.configuration != "control"}
+    assert next(iter(planned)) == "dp=4"
+    assert planned["fsdp=4"] == "fsdp2"
+    assert planned["dp=2,fsdp=2"] == "hsdp"
+    assert planned["fsdp=2,tp=2"] == "tp"
+    assert planned["pp=2,tp=2"] == "pp"
+    assert len(planned) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "mesh", "reason"),
+    [
+        ({"ranks": 8, "global_batch": 16}, "tp=8", "tp=8: the model has 4 heads"),
+        ({"ranks": 8, "global_batch": 16}, "pp=8", "pp=8: the model has 4 blocks"),
+        ({"global_batch": 6}, "dp=4", "4 data ranks do not divide the global batch of 6"),
+        ({"global_batch": 2}, "pp=4", "4 stages, and 2 samples"),
+        ({"job": Job(workload="lenet", device="cpu")}, "tp=4", "tp=4: no plan for tensor parallelism"),
+        ({"job": Job(workload="transformer", device="cpu")}, "pp=4", "pp=4: no plan for a pipeline"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_left_out_with_its_reason(fields: dict[str, Any], mesh: str, reason: str) -> None:
+    fitting, left_out = make_study(**fields).sort_meshes()
+    assert mesh not in [one.text for one in fitting]
+    assert reason in left_out[mesh]
+
+
+def test_an_own_model_is_split_where_its_file_says_how(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def build():\n    ...\n\n\ndef parallelize(model, mesh):\n    ...\n")
+    fitting, left_out = make_study(job=replace(JOB, workload=f"{own}:build", options={})).sort_meshes()
+    assert "tp=4" in [mesh.text for mesh in fitting]
+    assert left_out["pp=4"] == "pp=4: no plan for a pipeline"
+
+
+def test_what_was_played_is_what_is_said(tmp_path: Path) -> None:
+    document = answer(make_study(), tmp_path)
+    main, by_axis = document.tables[:2]
+    assert find_row(main, "dp=4")["wire_bytes"].value == 1500
+    assert find_row(main, "pp=2,dp=2")["wire_bytes"].value == 10
+    assert find_row(main, "pp=2,dp=2")["idle_share"].value == pytest.approx(0.3)
+    assert find_row(main, "pp=2,dp=2")["bubble_share"].value == pytest.approx(0.2)
+    assert find_row(main, "dp=4")["idle_share"].value is None
+    assert find_row(by_axis, "dp=4")["dp_bytes"].value == 1500
+    assert find_row(by_axis, "pp=2,dp=2")["pp_bytes"].value == 10
+    assert list(find_kinds(document, FASTEST)) == ["pp=2,dp=2"]
+    assert {one.values["wire_bytes"] for one in find_kinds(document, LEAST_SENT).values()} == {10}
+    assert {one.values["theory"] for one in find_kinds(document, BUBBLE).values()} == {0.2, 3 / 7}
+
+
+def test_ranks_that_share_a_sample_may_have_the_same_loss(tmp_path: Path) -> None:
+    def equal_losses(result: TrialResult) -> TrialResult:
+        samples = tuple(sample._replace(loss=float(sample.step)) for sample in result.samples)
+        return replace(count_bytes(result), samples=samples)
+
+    launcher = AlteredLauncher(equal_losses, step_seconds=take)
+    document = run_study(make_study(), runs_dir=tmp_path, launcher=launcher)[1]
+    named = set(find_kinds(document, SAME_SAMPLES))
+    assert "dp=4" in named, "each of these has samples of its own"
+    assert not named & {"tp=4", "pp=4"}
+
+
+def test_a_mesh_of_ones_own_is_refused() -> None:
+    with pytest.raises(UsageError, match="--mesh tp=4: this study measures every mesh"):
+        make_study(job=replace(JOB, spreading=Spreading(mesh="tp=4")))
+    with pytest.raises(UsageError, match="--ranks must be at least 2, got 1"):
+        make_study(ranks=1)

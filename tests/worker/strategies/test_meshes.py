@@ -1,0 +1,133 @@
+"""Strategies that shard the optimizer, replicate shards or split the model: same losses as one rank, bytes of theory.
+
+Losses agree within `ROUNDING`, not bit for bit: a row-split product is a sum of the ranks' partial sums, a pipeline's
+gradient a sum over micro-batches, and float32 additions in another order differ in the last place.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalelab.analysis.traffic import compare_messages, expect_messages
+from scalelab.launch.local import LocalLauncher
+from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.trial import Status
+from tests.worker.strategies.cases import BRIEF, CASES, read_losses
+from tests.worker.strategies.test_equality import ROUNDING
+from tests.worker.trials import launch, make_trial
+
+pytestmark = pytest.mark.ranks
+
+SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("zero1", 2, "gpt2", {}),
+    ("tp", 2, "mlp", {}),
+    ("tp", 2, "gpt2", {}),
+    ("tp", 2, "transformer", {}),
+    ("pp", 2, "mlp", {"pipeline_schedule": "gpipe"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
+    ("hsdp", 4, "gpt2", {}),
+    ("tp", 4, "gpt2", {"mesh": "fsdp=2,tp=2"}),
+    ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),
+    ("pp", 4, "gpt2", {"mesh": "pp=2,dp=2"}),
+    ("pp", 4, "gpt2", {"mesh": "pp=2,tp=2"}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "num_ranks", "case", "options"), SPLITS, ids=str)
+def test_losses_are_those_of_one_rank_and_bytes_those_of_theory(
+    launcher: LocalLauncher, tmp_path: Path, strategy: str, num_ranks: int, case: str, options: dict[str, Any]
+) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = read_losses(launcher, tmp_path / "alone", "single", 1, **CASES[case] | {"plan": BRIEF})
+    instruments = ("messages", *(("pipeline",) if strategy == "pp" else ()))
+    fields = {"strategy": strategy, "num_ranks": num_ranks, "plan": BRIEF, "instruments": instruments}
+    trial = make_trial(**CASES[case] | fields | {"spreading": Spreading(**options)})
+    result = launch(launcher, trial, tmp_path / "together")
+    assert result.status is Status.COMPLETED, result.reason
+    assert list(result.losses().values()) == pytest.approx(alone, rel=ROUNDING)
+    for report in result.ranks:
+        basis = report.message_basis
+        assert basis is not None
+        assert basis.is_complete
+        theory = expect_messages(strategy, num_ranks, basis, trial.spreading)
+        lines = compare_messages(report.messages, theory, num_ranks, trial.mesh.sizes)
+        assert lines
+        for line in lines:
+            assert line.payload_bytes == line.expected_bytes, line
+        if strategy == "pp":
+            assert report.pipeline is not None
+            assert report.pipeline.idle_share is not None
+            assert 0 <= report.pipeline.idle_share < 1
+
+
+def test_a_step_of_several_passes_is_split_too(launcher: LocalLauncher, tmp_path: Path) -> None:
+    alone = read_losses(launcher, tmp_path, "single", 1, **CASES["gpt2"])
+    shape = StepShape(micro_batch=2)
+    assert read_losses(launcher, tmp_path, "tp", 2, shape=shape, **CASES["gpt2"]) == pytest.approx(alone, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "tp", "workload": "lenet"}, "lenet has no plan for tensor parallelism: write parallelize"),
+        (
+            {"strategy": "pp", "workload": "lenet"},
+            r"lenet has no plan for a pipeline: write split\(",
+        ),
+        ({"strategy": "tp", "options": {"dim": 15, "depth": 2}}, "tp=2 does not divide the 15 columns of layer 0"),
+        ({"strategy": "pp", "options": {"dim": 16, "depth": 3}}, "2 stages do not divide the 3 layers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_split_is_one_line(
+    launcher: LocalLauncher, tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    result = launch(launcher, make_trial(plan=BRIEF, **fields), tmp_path / "trial")
+    assert result.status is Status.INVALID
+    assert "\n" not in result.reason
+    assert re.search(reason, result.reason), result.reason
+
+
+def test_the_users_own_model_is_split_by_functions_beside_build(launcher: LocalLauncher, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    fields = {"workload": f"{own}:build", "options": {}, "plan": BRIEF, "global_batch": 8}
+    alone = read_losses(launcher, tmp_path, "single", 1, **fields)
+    for strategy in ("tp", "pp"):
+        assert read_losses(launcher, tmp_path, strategy, 2, **fields) == pytest.approx(alone, rel=ROUNDING), strategy
+
+
+OWN = """\
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+def build(batch_size, rank, num_ranks):
+    generator = torch.Generator().manual_seed(3)
+    samples = torch.randn(batch_size * num_ranks, 8, generator=generator)
+    mine = samples[rank * batch_size : (rank + 1) * batch_size]
+    return Net(), [(mine, mine)], nn.MSELoss()
+
+
+def parallelize(model, mesh):
+    return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def split(model, num_stages):
+    return [nn.Sequential(model.up, nn.ReLU()), model.down]
+"""
