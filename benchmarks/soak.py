@@ -75,8 +75,8 @@ class Soak:
         """A study to its end, through as many kills as it takes."""
         before: dict[Path, int] = {}
         command = self.start(*STUDY)
-        for _ in range(MOST_RESUMES):
-            is_done = self._disturb(command)
+        for attempt in range(1, MOST_RESUMES + 1):
+            is_done = self._disturb(command, patience=6.0 * attempt)
             before = self._compare(before)
             if is_done:
                 break
@@ -87,10 +87,10 @@ class Soak:
             command = self.start("resume", str(runs[-1])) if unfinished else self.start(*STUDY)
         self._look_for_leftovers()
 
-    def _disturb(self, command: subprocess.Popen[str]) -> bool:
+    def _disturb(self, command: subprocess.Popen[str], patience: float) -> bool:
         """Wait, kill, and see everything end; True: it had completed before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            command.communicate(timeout=self._rng.uniform(0.3, 12))
+            command.communicate(timeout=self._rng.uniform(0.3, patience))
             return command.returncode == 0
         family = psutil.Process(command.pid).children(recursive=True)
         servers = [one for one in family if "scalelab.worker.forkserver" in " ".join(read_command(one))]
@@ -100,7 +100,7 @@ class Soak:
             command.send_signal(self._rng.choice(KILLS))
         self.kills += 1
         command.communicate(timeout=120)
-        alive = psutil.wait_procs(family, timeout=15)[1]
+        alive = [one for one in psutil.wait_procs(family, timeout=5)[1] if not is_zombie(one)]
         self.left += len(alive)
         for one in alive:
             print(f"left: process {one}", flush=True)
@@ -122,6 +122,14 @@ class Soak:
             if file.name != f"scalelab-{os.getuid()}":
                 self.left += 1
                 print(f"left: {file.name}", flush=True)
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether it has ended, and only process 1, whose child it became, has not looked: in containers it may never."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def has_more(run: Path) -> bool:
