@@ -1,8 +1,8 @@
 """Strategies with a mesh: each against a hand-written torch script, and a pipeline's bubble against theory.
 
 `zero1`, `hsdp`, `tp` and `pp` train the same weights on the same batches as a script that wraps the model by hand, in
-two real ranks over gloo. Blocks of steps take turns in random order, as in `strategies.py`. The bar: the interval of
-the ratio does not lie above 1.02.
+two real ranks over gloo. Blocks of steps take turns in random order, as in `strategies.py`. The bar: at most 1.02 times
+as long, by an interval narrower than the bar is high; a wider one decides nothing and does not hold.
 
 The bubble is measured on stages that sleep instead of computing, so that four ranks are honest on two cores: the idle
 share of GPipe and 1F1B on 2 and 4 ranks is within 10 % of (p − 1)/(m + p − 1).
@@ -192,22 +192,24 @@ def measure_bubble(launcher: LocalLauncher, directory: Path, schedule: Any, num_
 
 
 def main() -> int:
-    slower, worst = [], 0.0
+    slower, undecided, worst = [], [], 0.0
     for name in sys.argv[1:] or STRATEGIES:
         times = measure_strategy(name)
         again, ours = compare(times, "hand-written again"), compare(times, "scalelab")
         ratios = [format_quantity("ratio", ratio) for ratio in (again, ours)]
         print(f"{name:8}by hand again {ratios[0]:>14}  scalelab {ratios[1]:>14}", flush=True)
-        slower += [name] if ours.value - half_width(ours) > MOST_RATIO else []
+        slower += [name] if ours.value > MOST_RATIO else []
+        undecided += [name] if half_width(ours) >= MOST_RATIO - 1 else []
     with LocalLauncher() as launcher, tempfile.TemporaryDirectory() as directory:
         for schedule in ("gpipe", "1f1b"):
             for num_ranks in (2, 4):
                 idle, theory = measure_bubble(launcher, Path(directory), schedule, num_ranks)
                 worst = max(worst, abs(idle / theory - 1))
                 print(f"{schedule:8}{num_ranks} ranks: idle {format_share(idle)}, theory {format_share(theory)}")
+    print(f"undecided, the machine is too busy: {', '.join(undecided) or 'none'}")
     named = ", ".join(slower) or "none"
     print(f"layouts: slower than by hand {named}, worst bubble error {worst:.1%} (bar none, {MOST_ERROR:.0%})")
-    return 0 if not slower and worst <= MOST_ERROR else 1
+    return 0 if not slower and not undecided and worst <= MOST_ERROR else 1
 
 
 if __name__ == "__main__":
