@@ -1,9 +1,10 @@
-# scalelab with torch for CPUs, to measure and to report. Runs are written below /work: mount a directory there.
+# scalelab with torch, to measure and to report. Runs are written below /job: mount a directory there.
 #
 #   docker build -t scalelab .
-#   docker run --rm -v "$PWD:/work" --shm-size 1g scalelab run strong-scaling --workload mlp --ranks 1 2
+#   docker run --rm -v "$PWD:/job" --shm-size 1g scalelab run strong-scaling --workload mlp --ranks 1 2
 #
-# For GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128, and docker run --gpus all --ipc host.
+# pip's own choice of torch has CUDA: add `docker run --gpus all --ipc host`. For another build of torch, pass the index
+# that has it: --build-arg PIP_EXTRA_INDEX_URL=…
 FROM python:3.12-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
@@ -11,14 +12,14 @@ COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG PIP_EXTRA_INDEX_URL
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" "$(echo /wheels/*.whl)[torch,text,formats,report,quantize]" \
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[torch,text,formats,report,quantize]" \
     && rm -r /wheels \
     && useradd --create-home scalelab \
-    && mkdir /work \
-    && chown scalelab /work
+    && mkdir /job \
+    && chown scalelab /job
 USER scalelab
-WORKDIR /work
+WORKDIR /job
 ENTRYPOINT ["scalelab"]
 CMD ["--help"]
