@@ -19,6 +19,8 @@ an hour. A control that is not "no difference" means that the machine was not qu
     dtypes            scalelab run dtypes --workload lenet                                                   1 min
     io-formats        scalelab run io-formats --formats memory npy hdf5 hdf5-gzip --rounds 8                 4 min
     large-batch       scalelab run large-batch --workload lenet --data digits --epochs 3                     2 min
+    layouts           scalelab run layouts --workload gpt2 --size tiny --dropout 0 --ranks 4
+                          --global-batch-size 8 --rounds 6 --steps 12                                        3 min
     loader-workers    scalelab run loader-workers --workload lenet --data digits --workers 0 1               1 min
     max-batch         scalelab run max-batch --workload lenet --memory-limit 400MB                           1 min
     memory            scalelab run memory --workload lenet                                                   1 min
@@ -40,7 +42,7 @@ an hour. A control that is not "no difference" means that the machine was not qu
     resnet            scalelab reproduce resnet --size small                                                 5 min
     scaling           scalelab reproduce scaling --size small                                                2 min
 
-The stored ones were taken with scalelab 0.1.0 on a busy machine, and their pages say so: drop that from the page when
+All but layouts were taken with scalelab 0.1.0 on a busy machine, and their pages say so: drop that from the page when
 its report is retaken.
 """
 

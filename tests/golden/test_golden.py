@@ -263,7 +263,7 @@ def test_interrupted_run_is_resumed(tmp_path: Path) -> None:
     measured = {file.parent.name: file.read_bytes() for file in run.glob("trials/*/result.json")}
     planned = json.loads((run / "run.json").read_text())["trials"]
     assert 0 < len(measured) < len(planned)
-    scalelab("resume", run)
+    scalelab("resume", run, "--trust")
     assert all((run / "trials" / trial / "result.json").exists() for trial in planned)
     assert all((run / "trials" / trial / "result.json").read_bytes() == old for trial, old in measured.items())
     table = list_tables(answer("show", run))[0]
@@ -290,7 +290,7 @@ def test_unfinished_trial_of_any_task_is_resumed(name: str, trial: str, kind: st
     for file in directory.iterdir():
         if file.name != "trial.json" and file.is_file():
             file.unlink()
-    scalelab("resume", run)
+    scalelab("resume", run, "--trust")
     assert (directory / "trial.json").read_bytes() == planned
     result = json.loads((directory / "result.json").read_text())
     assert (result["status"], result["schema_version"], result["trial"]["task"]["kind"]) == ("completed", 2, kind)

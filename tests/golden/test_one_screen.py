@@ -29,7 +29,7 @@ def test_the_list_of_runs_fits_on_one_screen(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_resumed_on_one_screen(tmp_path: Path) -> None:
-    lines = print_screen("resume", unpack("strong-scaling", tmp_path))
+    lines = print_screen("resume", unpack("strong-scaling", tmp_path), "--trust")
     *answer, _, place = lines
     assert place.startswith("Saved to ")
     check_screen(answer, MOST_LINES - 2)

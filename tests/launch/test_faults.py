@@ -155,7 +155,7 @@ def test_a_full_disk_is_no_failure_of_the_trial(
 
 def test_the_comm_free_instrument_never_runs_a_trial_out_of_memory(launcher: LocalLauncher, tmp_path: Path) -> None:
     plan = StepPlan(lead_in_steps=2, clean_steps=2, phase_steps=0, comm_free_steps=2)
-    trial = make_trial(options={"dim": 2048, "depth": 4}, memory_limit_bytes=500_000_000, plan=plan)
+    trial = make_trial(options={"dim": 2048, "depth": 4}, memory_limit_bytes=530_000_000, plan=plan)
     result = launch(launcher, trial, tmp_path)
     assert result.status is Status.COMPLETED, result.reason
     assert result.step_seconds(StepKind.CLEAN)

