@@ -235,13 +235,13 @@ def run_block(training: Training, block: Block, rank: int, trace: Path, samples:
 
 
 def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
-    synchronize = training.synchronize
+    synchronize, gives_loss = training.synchronize, training.gives_loss
     for _ in range(num_steps):
         synchronize()
         start = perf_counter()
         loss = take_step(training, mark_nothing)
         synchronize()
-        raw.append(RawStep(start, perf_counter(), loss.item() if training.gives_loss else None))
+        raw.append(RawStep(start, perf_counter(), loss.item() if gives_loss else None))
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
