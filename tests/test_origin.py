@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+import scalelab
 from scalelab import FakeLauncher, Job, run_study
 from scalelab.errors import UsageError
 from scalelab.launch.batch.jobscripts import quote_text
@@ -63,7 +64,11 @@ def test_resume_shows_what_a_sent_run_would_execute_and_needs_trust(sent: Path, 
     assert refused.returncode == 2
     assert f"executes: {tmp_path / 'evil.py'}:build" in refused.stderr
     assert "repeats: " in refused.stderr
-    assert "add --trust" in refused.stderr
+    assert f"If you trust that: scalelab resume {sent} --trust" in " ".join(refused.stderr.split())
+    again = answer("compare", sent, tmp_path / "made" / sent.name, "--interleave", cwd=tmp_path)
+    assert (again.returncode, "was not made here" in again.stderr) == (2, True)
+    with pytest.raises(UsageError, match="was not made here"):
+        scalelab.resume(sent)
     for verb in (
         ["show", sent, "--refresh"],
         ["list", "--runs-dir", sent.parent],

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import scalelab
+from scalelab.studies.catalogue import STUDIES
 
 
 @pytest.mark.parametrize("name", scalelab._HOMES)
@@ -23,6 +24,11 @@ def test_every_public_name_loads_and_says_what_it_is(name: str) -> None:
 def test_every_public_name_has_a_home_and_no_other_has() -> None:
     assert sorted(scalelab._HOMES) == sorted([*scalelab.__all__, "open"])
     assert set(scalelab.__all__) <= set(dir(scalelab))
+
+
+def test_every_study_is_public() -> None:
+    homes = {entry.place for entry in STUDIES.values()}
+    assert homes <= {f"{module}:{name}" for name, module in scalelab._HOMES.items()}
 
 
 def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scalelab.studies.shared.study import Study
     from scalelab.studies.shared.sweep import SweepStudy
     from scalelab.studies.straggler import Straggler
+    from scalelab.studies.strategies.layouts import Layouts
     from scalelab.studies.strategies.study import Strategies
     from scalelab.studies.throughput import Throughput
     from scalelab.worker.meter.meter import Meter
@@ -72,6 +73,7 @@ __all__ = [
     "Job",
     "LargeBatch",
     "Launcher",
+    "Layouts",
     "LoaderWorkers",
     "LocalLauncher",
     "MaxBatch",
@@ -128,6 +130,7 @@ _HOMES = {
     "IoFormats": "scalelab.studies.io_formats.study",
     "Job": "scalelab.studies.shared.job",
     "LargeBatch": "scalelab.studies.large_batch.study",
+    "Layouts": "scalelab.studies.strategies.layouts",
     "Launcher": "scalelab.launch.launcher",
     "LoaderWorkers": "scalelab.studies.loader_workers",
     "LocalLauncher": "scalelab.launch.local",

@@ -79,12 +79,14 @@ def run(
     return execute(store, made, chosen, progress=progress)
 
 
-def resume(run: Source = "last", *, runs_dir: str | Path = RUNS_DIR, progress: bool = True) -> Run:
-    """Run the trials of an interrupted run that have no result yet."""
+def resume(run: Source = "last", *, trust: bool = False, runs_dir: str | Path = RUNS_DIR, progress: bool = True) -> Run:
+    """Run the trials of an interrupted run that have no result yet; `trust` one that was not made here."""
+    from scalelab.cli.resume import check_origin
     from scalelab.runs.launching import choose_launcher
     from scalelab.studies.catalogue import read_study
 
     store = find_store(run, runs_dir)
+    check_origin(store, is_trusted=trust)
     study = read_study(store)
     return execute(store, study, choose_launcher(study.job, store.trials()), progress=progress)
 

@@ -137,7 +137,9 @@ class Result:
     @property
     def charts(self) -> tuple[Figure, ...]:
         """All charts, in the order of the report."""
-        return tuple(Figure(chart) for section in self.document.sections for chart in section.charts)
+        from scalelab.report.renderers.pictures import list_charts
+
+        return tuple(map(Figure, list_charts(self.document)))
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -169,18 +169,22 @@ def compare_again(compare: Compare, args: Sequence[str]) -> int:
     """Measure both sides in turns into a new run, and judge that."""
     from scalelab.answers.interleaved import SidedLauncher, make_interleaved
     from scalelab.cli.measuring import measure_and_report, refuse_ranks
+    from scalelab.cli.resume import check_origin
     from scalelab.runs.experiment import conclude_run, plan_trials, start_run
 
     refuse_ranks()
     again = compare.again
     is_one = compare.b is None and again.takes_one_run
+    sides = [open_run(compare.a, compare.runs_dir)] if is_one else open_sides(compare)
     study = make_interleaved(
-        [open_run(compare.a, compare.runs_dir)] if is_one else open_sides(compare),
+        sides,
         revisions=again.at,
         python=again.python,
         rounds=again.rounds,
         runs_dir=compare.runs_dir,
     )
+    for side in sides:
+        check_origin(side, is_trusted=False)
     launcher = SidedLauncher(study, plan_trials(study))
     launcher.check()
     store = start_run(study, compare.runs_dir, ["scalelab", "compare", *args])

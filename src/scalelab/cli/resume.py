@@ -95,8 +95,8 @@ def check_origin(store: RunStore, *, is_trusted: bool) -> None:
     named = ", ".join(filter(None, code)) or "no file of its own"
     command = shlex.join(store.record.command) or "–"
     raise UsageError(
-        f"{store.name} was not made here (it was copied, sent or made by another user). Resuming it repeats: {command};"
-        f" and executes: {named}. If you trust that, add --trust"
+        f"{store.name} was not made here (it was copied, sent or made by another user). Measuring it again repeats:"
+        f" {command}; and executes: {named}. If you trust that: scalelab resume {shlex.quote(str(store.path))} --trust"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run in Weights & Biases: offline files that `wandb sync DIR` uploads, or a server that the user is logged in to.
+"""A run in Weights & Biases: offline files, which `wandb sync DIR` uploads.
 
 The study is one run of W&B with its fields as configuration, the numbers of the report as summary and the report as
 text; every trial is a run of its own in the same group, with its series over steps.

@@ -256,7 +256,7 @@ _KNOWN = (
         name="zero1",
         description="ZeroRedundancyOptimizer: ddp, with the optimizer state sharded and parameters broadcast after"
         " the update",
-        apply="scalelab.worker.strategies.zero1:apply_zero1",
+        apply="scalelab.worker.strategies.ddp:apply_ddp",
         optimizer="scalelab.worker.strategies.zero1:shard_optimizer",
         options=("bucket_mb", "broadcast_buffers", "sync_batch_norm"),
         shards=("optimizer",),

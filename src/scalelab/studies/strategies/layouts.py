@@ -20,7 +20,7 @@ from typing import ClassVar
 from scalelab.analysis.traffic import count_members, count_wire_bytes
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.records.mesh import AXES, Mesh, list_meshes
+from scalelab.records.mesh import AXES, STAGES_PER_RANK, Mesh, list_meshes
 from scalelab.records.observations import RankReport
 from scalelab.records.refusals import check_strategy
 from scalelab.records.sending import PipelineTimes
@@ -173,7 +173,7 @@ def find_obstacle(job: Job, mesh: Mesh, global_batch: int) -> str | None:
 def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
     """What of a model an axis does not divide."""
     options: object = job.built_in
-    stages = mesh.pp * (2 if job.spreading.pipeline_schedule == "interleaved" and mesh.pp > 1 else 1)
+    stages = mesh.pp * STAGES_PER_RANK[job.spreading.pipeline_schedule] if mesh.pp > 1 else 1
     match options:
         case Gpt2Options():
             tp, pp = (options.shape.num_heads, "heads"), (options.shape.num_layers, "blocks")

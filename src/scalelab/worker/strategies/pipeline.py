@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scalelab.errors import UsageError
+from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_synchronize
 from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_units
@@ -34,7 +35,6 @@ from scalelab.worker.strategies.plans import cut_stages, list_tied, split_layers
 
 Loss = Callable[[Any, Any], torch.Tensor]
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 
 class Captured(Exception):
@@ -131,10 +131,9 @@ class StagedModel(nn.Module):
 def cut_batch(batch: Any, num_parts: int) -> list[Any]:
     """The micro-batches of a batch, along the first dimension of its tensors."""
 
-    def take(number: int) -> Any:
-        return tree_map_only(torch.Tensor, lambda one: one.tensor_split(num_parts)[number], batch)
-
-    return [take(number) for number in range(num_parts)]
+    leaves, shape = tree_flatten(batch)
+    cut = [one.tensor_split(num_parts) if isinstance(one, torch.Tensor) else [one] * num_parts for one in leaves]
+    return [tree_unflatten([parts[number] for parts in cut], shape) for number in range(num_parts)]
 
 
 def capture_inputs(loss: Loss, batch: Any) -> tuple[Any, ...]:

@@ -7,29 +7,23 @@ them: an all-reduce in backward and as many bytes again after the update, for an
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from scalelab.records.trial import Trial
-from scalelab.worker.strategies.ddp import apply_ddp
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)  # of optimizers beside it in the package
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+from scalelab.worker.optimizers import Factory
 
 
-def apply_zero1(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
-    """Replicas as of `ddp`; what is sharded is the optimizer."""
-    return apply_ddp(model, device, trial)
+def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that `make` gives, of this rank's share of the parameters, under torch's wrapper.
 
-
-def shard_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that `make` gives, of this rank's share of the parameters, under torch's wrapper."""
+    torch's package of distributed optimizers is loaded here: every rank would carry it otherwise.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)  # of optimizers beside it in the package
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def make_own(groups: Any, **_: Any) -> torch.optim.Optimizer:
         return make(groups)
