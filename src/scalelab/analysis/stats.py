@@ -25,7 +25,6 @@ the same centre. One number has no interval.
 The speed of a machine wanders from round to round, so that neighbouring rounds resemble each other and say less than
 independent ones. Intervals of medians and ratios are widened for that (`wander.py`): with a wander of 3 % and a memory
 of 0.8 from round to round those of medians cover 93 to 97 %, which they would not do half of the time otherwise.
-An interval is about launches like these, at this time of this machine.
 """
 
 from __future__ import annotations
@@ -164,8 +163,8 @@ class Verdict(StrEnum):
 
 DIFFERENT = (Verdict.FASTER, Verdict.SLOWER)
 
-Estimator = Callable[[float], Estimate]
-"""A ratio with the interval of a tail."""
+Estimators = Mapping[str, Callable[[float], Estimate]]
+"""Ratios by label, each with the interval of a tail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +271,7 @@ def _leave_logs(logs: Estimate) -> Estimate:
     return logs.map(math.exp)
 
 
-def compare_together(pairs: Mapping[str, tuple[Rounds, Rounds]]) -> dict[str, Estimate]:
+def compare_together(pairs: Mapping[str, tuple[Rounds, Rounds]], tail: float = TAIL) -> dict[str, Estimate]:
     """The ratios of one table: at most one table of twenty calls anything different that is not (Holm 1979).
 
     Where the configurations together show that rounds are not independent, verdicts rest on widened intervals.
@@ -282,18 +281,19 @@ def compare_together(pairs: Mapping[str, tuple[Rounds, Rounds]]) -> dict[str, Es
     return judge_together(
         {label: partial(estimate_ratio, *pair) for label, pair in pairs.items()},
         {label: partial(estimate_ratio, *pair, is_wandering=is_wandering) for label, pair in pairs.items()},
+        tail,
     )
 
 
-def judge_together(own: Mapping[str, Estimator], joint: Mapping[str, Estimator]) -> dict[str, Estimate]:
+def judge_together(own: Estimators, joint: Estimators, tail: float = TAIL) -> dict[str, Estimate]:
     """Ratios with their own intervals and Holm's verdicts, by those of `joint`.
 
-    Of k ratios each is tested at 5 % / k; if some differ, the others once more among themselves.
+    Of k ratios each is tested at 5 % / k, or less by `tail`; if some differ, the others once more among themselves.
     """
     found: dict[str, Estimate] = {}
     left = dict(joint)
     while left:
-        judged = {label: estimate(TAIL / len(left)) for label, estimate in left.items()}
+        judged = {label: estimate(tail / len(left)) for label, estimate in left.items()}
         sure = [label for label, ratio in judged.items() if judge(ratio) in DIFFERENT]
         for label in sure or list(left):
             del left[label]

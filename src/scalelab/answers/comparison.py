@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Rounds, Verdict, compare_together, estimate_run_ratio, judge, judge_together
+from scalelab.analysis.stats import TAIL, Rounds, Verdict, compare_together, estimate_run_ratio, judge, judge_together
 from scalelab.errors import UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.strategies import find_strategy
@@ -87,8 +87,11 @@ class RunSide:
     """What could not be read of it."""
 
 
-def compare_runs(before: RunSide, after: RunSide, *, is_interleaved: bool = False) -> Document:
-    """Every common configuration with its ratio and verdict, and what else differs between the runs."""
+def compare_runs(before: RunSide, after: RunSide, *, is_interleaved: bool = False, tail: float = TAIL) -> Document:
+    """Every common configuration with its ratio and verdict, and what else differs between the runs.
+
+    `tail` is that of the verdicts of an interleaved comparison, which may look more than once.
+    """
     after = _match_workload(before, _match_single(before, after))
     common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
     if not common:
@@ -97,7 +100,10 @@ def compare_runs(before: RunSide, after: RunSide, *, is_interleaved: bool = Fals
             f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
         )
     yardstick = None if is_interleaved else find_yardstick(before, after)
-    ratios = _find_ratios(before, after, common, yardstick, is_interleaved=is_interleaved)
+    if is_interleaved:
+        ratios = _find_paired_ratios(before, after, common, tail)
+    else:
+        ratios = _find_ratios(before, after, common, yardstick)
     different = [name for name in common if _is_other_work(before.arms[name].trial, after.arms[name].trial)]
     table = _make_table(before, after, ratios, yardstick)
     return Document(
@@ -177,21 +183,31 @@ def _warn_of_other_work(names: Sequence[str]) -> Iterator[Caution]:
         )
 
 
-def _find_ratios(
-    before: RunSide, after: RunSide, names: Sequence[str], yardstick: Yardstick | None, *, is_interleaved: bool
-) -> dict[str, Estimate | None]:
-    """B's time over A's, judged together; None unless both were measured and do the same work."""
+def _find_known(before: RunSide, after: RunSide, names: Sequence[str]) -> dict[str, tuple[Arm, Arm]]:
+    """What both measured and that does the same work."""
     pairs = {name: (before.arms[name], after.arms[name]) for name in names}
-    known = {
+    return {
         name: (mine, theirs)
         for name, (mine, theirs) in pairs.items()
         if mine.is_measured and theirs.is_measured and not _is_other_work(mine.trial, theirs.trial)
     }
-    if is_interleaved:
-        together = compare_together({name: (theirs.clean, mine.clean) for name, (mine, theirs) in known.items()})
-        return {name: together.get(name) for name in names}
+
+
+def _find_paired_ratios(
+    before: RunSide, after: RunSide, names: Sequence[str], tail: float
+) -> dict[str, Estimate | None]:
+    """B's time over A's in the same rounds, judged together; None as in `_find_ratios`."""
+    known = _find_known(before, after, names)
+    found = compare_together({name: (theirs.clean, mine.clean) for name, (mine, theirs) in known.items()}, tail)
+    return {name: found.get(name) for name in names}
+
+
+def _find_ratios(
+    before: RunSide, after: RunSide, names: Sequence[str], yardstick: Yardstick | None
+) -> dict[str, Estimate | None]:
+    """B's time over A's, judged together; None unless both were measured and do the same work."""
     estimators = {}
-    for name, (mine, theirs) in known.items():
+    for name, (mine, theirs) in _find_known(before, after, names).items():
         is_other = yardstick is not None and mine.configuration != yardstick.configuration
         rounds = (yardstick.after, yardstick.before) if yardstick is not None and is_other else None
         estimators[name] = partial(estimate_run_ratio, theirs.clean, mine.clean, rounds)

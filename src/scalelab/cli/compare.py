@@ -91,7 +91,8 @@ class Again:
     python: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """Another Python for B, with another torch; implies --interleave. Without B, the run A is measured by both."""
     rounds: MaybeInt = None
-    """Launches of every configuration of either side. None: as in the runs."""
+    """Launches of every configuration of either side; up to twice as many while a row is unresolved. None: as in the
+    runs."""
 
     @property
     def is_wanted(self) -> bool:
