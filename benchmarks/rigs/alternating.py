@@ -32,14 +32,13 @@ from torch.optim.optimizer import (
 )
 
 from scalelab.records.trial import Block, StepKind
-from scalelab.worker.script.boundary import GRADIENT_MODES, StepRule
+from scalelab.worker.script.boundary import StepRule
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptSession
 
 LEARNED = 30
 DROPPED, USED = 1, 6
 """Steps of a block."""
-ENDS = ("enter", "exit")
 
 
 class Enough(BaseException):
@@ -107,20 +106,21 @@ class Alternation:
 
 
 class Switches:
-    """What a clean step runs through, to be put away and back: two optimizer hooks, `backward`, modes of gradients."""
+    """What a clean step runs through, to be put away and back: hooks of optimizers and of modules, and `backward`."""
 
     def __init__(self, session: ScriptSession) -> None:
+        watch = session.watch
+        parts = [part for module in watch.trained for part in module.modules()]
         places: list[dict[Any, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        places += [part._forward_pre_hooks for part in parts]
         self._hooks = [
             (place, key, hook)
             for place in places
             for key, hook in place.items()
-            if getattr(hook, "__self__", None) is session.watch
+            if getattr(hook, "__self__", hook) in (watch, watch._silent)
         ]
-        functions = [(torch.autograd, "backward"), *((mode, f"__{end}__") for mode in GRADIENT_MODES for end in ENDS)]
-        self._wrapped = [(owner, name, getattr(owner, name)) for owner, name in functions]
-        assert len(self._hooks) == 2
-        assert all(hasattr(one, "__wrapped__") for *_, one in self._wrapped), "the watch has not settled"
+        self._backward = torch.autograd.backward
+        assert len(self._hooks) > 2, "the watch has not settled"
 
     def turn(self, *, is_on: bool) -> None:
         for place, key, hook in self._hooks:
@@ -128,8 +128,7 @@ class Switches:
                 place[key] = hook
             else:
                 place.pop(key, None)
-        for owner, name, wrapped in self._wrapped:
-            setattr(owner, name, wrapped if is_on else wrapped.__wrapped__)
+        torch.autograd.backward = self._backward if is_on else self._backward.__wrapped__  # type: ignore[attr-defined]
 
 
 def main(out: str, num_pairs: str, seconds: str, *words: str) -> None:

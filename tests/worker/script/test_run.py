@@ -13,7 +13,7 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import RankReport
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Cause, Status, StepKind
-from tests.worker.script.scripts import make_script_trial, write_script
+from tests.worker.script.scripts import DDP_SCRIPT, PLAN, make_script_trial, write_script
 from tests.worker.trials import launch
 
 pytestmark = pytest.mark.ranks
@@ -40,6 +40,30 @@ def test_a_ddp_script_is_measured_unedited(tmp_path: Path, launcher: LocalLaunch
         assert result.ranks[rank].num_parameters == num_parameters
         assert (report.strategy, report.left_out, report.has_group) == ("ddp", {}, True)
         check_instruments(result.ranks[rank], 4 * num_parameters)
+
+
+def test_parameters_that_only_some_steps_use_leave_communication_free_steps(
+    tmp_path: Path, launcher: LocalLauncher
+) -> None:
+    text = DDP_SCRIPT.replace(
+        "nn.ReLU(), nn.Linear(16, 4)))", "Sometimes(), nn.Linear(16, 4)), find_unused_parameters=True)"
+    )
+    own = """
+class Sometimes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, self.calls = nn.Linear(16, 16), 0
+    def forward(self, inputs):
+        self.calls += 1
+        return self.part(inputs) if self.calls % 2 else inputs.relu()
+
+parser ="""
+    path = write_script(tmp_path, text.replace("\nparser =", own, 1))
+    plan = replace(PLAN, comm_free_steps=6, cycles=2)
+    result = launch(launcher, make_script_trial(path, plan=plan, instruments=("counters",)), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
+    assert sum(one.kind is StepKind.COMM_FREE for one in result.samples) == 2 * 6
+    assert [rank.script and rank.script.obstacle for rank in result.ranks] == ["", ""]
 
 
 def check_instruments(rank: RankReport, gradient_bytes: int) -> None:

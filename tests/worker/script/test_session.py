@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -222,7 +226,15 @@ def test_steps_with_an_evaluation_or_a_checkpoint_are_kept_apart(tmp_path: Path)
     assert session.num_apart == {"evaluation": 1, "checkpoint": 1}
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Without gradients, as notebooks do it."""
+    torch.set_grad_enabled(False)
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, switched_off])
 def test_an_evaluation_without_eval_is_kept_apart(mode: Callable[[], Any], tmp_path: Path) -> None:
     def loop(model: nn.Module, batches: Iterator[Any]) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -238,6 +250,56 @@ def test_an_evaluation_without_eval_is_kept_apart(mode: Callable[[], Any], tmp_p
     session, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 8),))
     assert [one.step for one in kept if one.kind is StepKind.SETTLE] == [0, 2, 5]
     assert session.num_apart == {"evaluation": 2}
+
+
+def test_a_model_can_be_copied_and_pickled_in_any_step(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            other = copy.deepcopy(model)
+            assert torch.equal(pickle.loads(pickle.dumps(other))(inputs), model(inputs))
+            with torch.no_grad():
+                other(inputs)
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    session, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 5), Block(StepKind.PHASES, 2)))
+    assert len(kept) == 7
+    assert session.num_apart == {"checkpoint": 7}, "passes of copies are not ours to see; torch pickles by torch.save"
+
+
+class LateOptimizer(torch.optim.SGD):
+    """Updates by its parent's step, and works after it; fails once, as one without memory would."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], fails: int) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.left, self.ends = fails, list[float]()
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("no memory")
+        self.ends.append(perf_counter())
+
+
+@pytest.mark.parametrize("fails", [0, 4])
+def test_a_step_that_calls_its_parent_s_ends_once_and_at_its_own_end(fails: int, tmp_path: Path) -> None:
+    optimizers: list[LateOptimizer] = []
+
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        torch.optim.SGD(model.parameters(), lr=0.1)  # torch hooks the step of a class when it makes the first of it
+        optimizers.append(LateOptimizer(model.parameters(), fails))
+        for inputs, targets in batches:
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            with suppress(RuntimeError):
+                optimizers[0].step()
+
+    _, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 8),))
+    ends = [one.start_seconds + one.step_seconds for one in kept]
+    assert len(ends) == len(optimizers[0].ends) == 8
+    assert all(ours >= its for ours, its in zip(ends, optimizers[0].ends, strict=True))
 
 
 def test_a_pass_without_gradients_that_every_step_has_is_part_of_it(tmp_path: Path) -> None:

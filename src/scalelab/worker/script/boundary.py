@@ -7,17 +7,20 @@ the one that steps last. An optimizer inside another one (ZeRO, wrappers) does n
 
 from __future__ import annotations
 
-import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 TAKEN_OVER = 4
@@ -139,14 +142,25 @@ def sum_losses(losses: Sequence[Any]) -> float | None:
     return float(sum(one.item() if isinstance(one, torch.Tensor) else one for one in losses))
 
 
-GRADIENT_MODES = (torch.no_grad, torch.inference_mode, torch.set_grad_enabled)
+class ModuleHook:
+    """A hook on a module, without effect in copies of the module: scripts deep-copy and pickle whole models."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything, returns None, and loads without us
 
 
-class SilentPasses:
+class SilentPasses(ModuleHook):
     """Passes through trained modules without gradients: an evaluation, if a step has more of them than it usually has.
 
-    Usual ones are those of a GAN's generator while its discriminator learns, or of a target. A hook slows a module
-    down, so it is there only while gradients are off.
+    Usual ones are those of a GAN's generator while its discriminator learns, or of a target. Gradients may be switched
+    off in any way, and libraries do so many times in a step: one hook on each trained module costs less than to follow
+    that.
     """
 
     def __init__(self, trained: Sequence[nn.Module], facts: StepFacts) -> None:
@@ -156,6 +170,7 @@ class SilentPasses:
 
     def forget(self) -> None:
         """Learn again what is usual."""
+        self.stop_looking()
         self.is_learning, self._num_learned, self._usual = True, 0, 0
 
     def count(self, module: nn.Module) -> None:
@@ -172,26 +187,16 @@ class SilentPasses:
             if found > self._usual:
                 self._facts.other_work.add("evaluation")
 
-    def wrap_mode(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """An `__enter__` or `__exit__` of what switches gradients off."""
-
-        @functools.wraps(original)
-        def switch(*args: Any) -> Any:
-            result = original(*args)
-            if torch.is_grad_enabled():
-                self.stop_looking()
-            elif not self._hooks and not self.is_learning:
-                modules = [one for one in map(unwrap, self._trained) if one._compiled_call_impl is None]
-                self._hooks = [one.register_forward_pre_hook(self._see) for one in modules]
-            return result
-
-        return switch
+    def look(self) -> None:
+        """The trained modules are known: see their passes from here on. Compiled ones are left as they are."""
+        modules = [one for one in map(unwrap, self._trained) if one._compiled_call_impl is None]
+        self._hooks = [one.register_forward_pre_hook(self) for one in modules]
 
     def stop_looking(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _see(self, *_: object) -> None:
+    def __call__(self, *_: object) -> None:
         if not torch.is_grad_enabled():
             self._facts.num_silent += 1
             if self._facts.num_silent > self._usual:
@@ -209,12 +214,13 @@ class QuickSteps:
     That is why everything that it touches is here and in `StepFacts`.
     """
 
-    __slots__ = ("_optimizer", "_synchronize", "left", "num_calls", "outermost", "start", "taken", "unscaled")
+    __slots__ = ("_optimizer", "_synchronize", "depth", "left", "num_calls", "outermost", "start", "taken", "unscaled")
 
     def __init__(self) -> None:
         self.left = 0  # steps that may still be taken
         self.taken: list[QuickStep] = []
         self.outermost: object = None  # the optimizer that is stepping
+        self.depth = 0  # steps of its own inside its step, as `super().step()` takes
         self.num_calls = 0  # of optimizers
         self.unscaled: tuple[weakref.ref[torch.Tensor], Any] | None = None  # a loss as scaled, and before
         self.start = 0.0
@@ -243,6 +249,20 @@ class QuickSteps:
         taken, self.taken = self.taken, []
         self.left, self._optimizer = 0, None
         return taken
+
+
+STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__
+"""What torch puts around every optimizer's `step`, and where it calls hooks."""
+
+
+def is_nested() -> bool:
+    """Whether an optimizer steps inside a step; a step that raised an error has left the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    num_steps = 0
+    while frame is not None and num_steps < 2:
+        num_steps += frame.f_code is STEP_CODE
+        frame = frame.f_back
+    return num_steps == 2
 
 
 def unwrap(module: nn.Module) -> nn.Module:

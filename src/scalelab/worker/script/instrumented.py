@@ -25,7 +25,7 @@ from scalelab.records.trial import PHASES
 from scalelab.worker.device import list_activities
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
-from scalelab.worker.script.boundary import is_training_pass
+from scalelab.worker.script.boundary import ModuleHook, is_training_pass
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
 OTHER = "other"
@@ -50,7 +50,7 @@ class PhaseHooks:
         stack = self._stack
         stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
         for module in self._watch.trained:
-            stack.callback(module.register_forward_pre_hook(self._before_forward, prepend=True).remove)
+            stack.callback(module.register_forward_pre_hook(ModuleHook(self._before_forward), prepend=True).remove)
         self._watch.on_phase = self.switch
         stack.callback(self._stop)
 
@@ -161,6 +161,24 @@ def without_all_reduce() -> Iterator[None]:
         yield
     finally:
         delattr(DistributedDataParallel, name)
+
+
+def can_renew_reducer(model: DistributedDataParallel) -> bool:
+    """Whether DDP's reducer can be made again as it was: hooks and options that only the old one knows are not."""
+    has_hook = bool(model._get_ddp_logging_data().get("comm_hook"))  # also those in C++
+    kept = (has_hook, model.gradient_as_bucket_view, model.mixed_precision, model._delay_all_reduce_params)
+    return not any(kept) and not model.static_graph
+
+
+def renew_reducer(model: DistributedDataParallel) -> None:
+    """Let DDP forget which parameters were used without communication: it would want their gradients in the next step.
+
+    It notes that only where it looks for unused parameters, and there the new reducer has the same buckets: they are
+    never rebuilt. Made as DDP does when it is unpickled, without communication.
+    """
+    parameters, is_sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model._ddp_init_helper(parameters, is_sparse, names, model.static_graph)
 
 
 class ProfiledBlock:

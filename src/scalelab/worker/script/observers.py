@@ -32,6 +32,7 @@ from scalelab.worker.instruments.instruments import (
 )
 from scalelab.worker.instruments.messages import CallRecorder, count_messages, describe_basis
 from scalelab.worker.memory.recording import account_memory, map_storages, name_kept, open_recording
+from scalelab.worker.script.boundary import ModuleHook
 from scalelab.worker.script.instrumented import OTHER, PhaseHooks, find_replicated, is_all_replicated, name_strategy
 from scalelab.worker.script.watch import TrainingWatch
 from scalelab.worker.strategies.apply import can_update_without_sync
@@ -194,7 +195,7 @@ class MemoryObserver(Observer):
 
     def __enter__(self) -> Observer:
         for module in self._watch.trained:
-            self._stack.callback(module.register_forward_hook(self._see_output).remove)
+            self._stack.callback(module.register_forward_hook(ModuleHook(self._see_output)).remove)
         self._recording.start()
         self._stack.callback(self._recording.stop)
         return super().__enter__()

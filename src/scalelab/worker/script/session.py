@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
@@ -27,8 +28,10 @@ from scalelab.worker.script.boundary import QuickStep, StepFacts, sum_losses
 from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
+    can_renew_reducer,
     find_replicas,
     is_all_replicated,
+    renew_reducer,
     without_all_reduce,
 )
 from scalelab.worker.script.observers import CannotObserve, Observer
@@ -340,7 +343,7 @@ class ScriptSession:
         if not is_all_replicated(trained):
             self.obstacle = "the gradient all-reduce can be left out only where DDP averages all gradients"
             return False
-        if any(map(looks_for_unused, find_replicas(trained))):
+        if not all(map(can_renew_reducer, self._list_noting())):
             self.obstacle = "DDP looks for unused parameters, and would want the gradients of steps that are undone"
             return False
         self._saved = SavedState.copy_of(trained, list(self.watch.optimizers))
@@ -352,11 +355,17 @@ class ScriptSession:
         self._drops_next = True
         return True
 
+    def _list_noting(self) -> list[DistributedDataParallel]:
+        """Models whose DDP notes which parameters were used."""
+        return [one for one in find_replicas(self.watch.trained) if looks_for_unused(one)]
+
     def _leave_block(self) -> None:
         self._stack.close()
         self._sink.flush()
         if self._saved is not None:
             self._saved.restore()
+            for replica in self._list_noting():
+                renew_reducer(replica)
         self._saved = None
         self._phases = self._profile = None
 

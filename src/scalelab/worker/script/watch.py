@@ -27,12 +27,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.worker.batches.stream import find_samples, list_tensors
 from scalelab.worker.script.boundary import (
-    GRADIENT_MODES,
+    ModuleHook,
     QuickStep,
     QuickSteps,
     SilentPasses,
     StepFacts,
     StepRule,
+    is_nested,
     is_training_pass,
 )
 from scalelab.worker.step import wait
@@ -121,9 +122,7 @@ class TrainingWatch:
         for name, saver in SAVERS.items():
             if hasattr(sys.modules.get(name), saver):
                 self._stack.enter_context(replaced(sys.modules[name], saver, self._wrap_marking("checkpoint")))
-        for mode in GRADIENT_MODES:
-            self._stack.enter_context(replaced(mode, "__enter__", self._silent.wrap_mode))
-            self._stack.enter_context(replaced(mode, "__exit__", self._silent.wrap_mode))
+        self._silent.look()
         self._delay_forward()
 
     def _mark_own_evaluations(self) -> None:
@@ -136,7 +135,7 @@ class TrainingWatch:
     def _delay_forward(self) -> None:
         """Where forward is to be delayed, wait before the trained modules."""
         for module in self.trained if "forward" in self.delays else ():
-            hook = module.register_forward_pre_hook(lambda *_: self._hold_up("forward"), prepend=True)
+            hook = module.register_forward_pre_hook(ModuleHook(lambda *_: self._hold_up("forward")), prepend=True)
             self._stack.callback(hook.remove)
 
     def _hold_up(self, phase: str) -> None:
@@ -148,8 +147,10 @@ class TrainingWatch:
 
     def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         quick = self.quick
-        if quick.outermost is None:
-            quick.outermost = optimizer
+        if quick.outermost is not None and is_nested():
+            quick.depth += optimizer is quick.outermost
+        else:
+            quick.outermost, quick.depth = optimizer, 0
             if not quick.left:
                 self._say("optimizer")
                 self._hold_up("optimizer")
@@ -157,6 +158,9 @@ class TrainingWatch:
     def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         quick = self.quick
         if optimizer is quick.outermost:
+            if quick.depth:  # the step of a class that it inherits from
+                quick.depth -= 1
+                return
             quick.outermost = None
             quick.num_calls += 1
             if not quick.left or not quick.take(optimizer, self._facts):
