@@ -10,9 +10,8 @@ from scalelab.errors import UsageError
 from scalelab.records.mesh import Mesh, list_meshes, parse_mesh
 from scalelab.records.refusals import check_strategy
 from scalelab.records.sending import PipelineTimes
-from scalelab.records.settings import Spreading, StepShape, TrainingRun
+from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import arrange_ranks, choose_of_mesh
-from scalelab.records.tasks import Train
 from tests.worker.trials import make_trial
 
 
@@ -75,7 +74,6 @@ def test_what_a_mesh_cannot_do_is_refused_in_one_line() -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("2 stages, and 8 samples make 1 micro-batches: use at least 2", {"shape": StepShape(micro_batch=8)}),
         ("--compile True does not work with --strategy pp", {"shape": StepShape(compile=True)}),
-        ("--strategy pp has no checkpoints here", {"task": Train(run=TrainingRun(steps=2))}),
         ("--static-graph does not apply to --strategy pp", {"spreading": Spreading(static_graph=True)}),
     ]
     for message, fields in refused:

@@ -32,11 +32,6 @@ def check_strategy(trial: Trial) -> None:
             " in the first pass to learn the graph; drop one of the two"
         )
     check_pipeline(trial)
-    if trial.training_run is not None and find_strategy(trial.strategy).is_measured_only:
-        raise UsageError(
-            f"--strategy {trial.strategy} has no checkpoints here, which a training run needs: use --strategy fsdp2, or"
-            " measure it with scalelab run"
-        )
     for refusal in find_strategy(trial.strategy).refuses:
         value = getattr(trial.shape, refusal.field)
         if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):

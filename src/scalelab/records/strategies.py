@@ -103,8 +103,6 @@ class Strategy:
     """The axes that its mesh may have, its own last; empty: it has no mesh."""
     has_phases: bool = True
     """Whether a step has a forward and a backward one after the other, to be timed apart."""
-    is_measured_only: bool = False
-    """Whether a training run is refused, because its state is in no checkpoint."""
 
     @property
     def splits_model(self) -> bool:
@@ -266,7 +264,6 @@ _KNOWN = (
         ),
         memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
         rebuilds_buckets=True,
-        is_measured_only=True,
     ),
     Strategy(
         name="hsdp",
@@ -288,7 +285,6 @@ _KNOWN = (
         sends=(*TP_SENDS, *SHARDED_SENDS),
         wraps_blocks=True,
         axes=("dp", "fsdp", "tp"),
-        is_measured_only=True,
     ),
     Strategy(
         name="pp",
@@ -300,7 +296,6 @@ _KNOWN = (
         wraps_blocks=True,
         axes=("dp", "fsdp", "tp", "pp"),
         has_phases=False,
-        is_measured_only=True,
         refuses=(
             Refusal(field="autocast", reason="a schedule runs backward inside forward's context", instead="tp"),
             Refusal(field="compile", reason="a schedule calls stages by itself", instead="tp"),

@@ -9,6 +9,11 @@ All ranks write into a hidden directory. When every one of them has finished, ra
 directory: what has its final name is complete. A file that was cut or lost afterwards does not match the manifest, and
 then the checkpoint before is taken.
 
+A run may continue on another mesh, strategy or number of ranks: `strategies/state.py` gives model and optimizer names
+and an order that no strategy changes, and torch.distributed.checkpoint reads other pieces than were written. Its global
+batch stays, so its data goes on at the same sample. Losses are then those of the new layout: sums in another order, and
+other dropout masks where the number of ranks with samples of their own changes.
+
 Going on bit for bit takes one thing more under DDP. It orders its buckets by the first backward pass, and with three
 or more ranks the order in which a sum is formed depends on where in a bucket a gradient lies. So a step is taken
 before the state is loaded over it.
@@ -19,9 +24,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -37,12 +38,15 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.agreement import list_checkpoints
 from scalelab.records.files import read_json, write_json
-from scalelab.records.strategies import find_strategy
-from scalelab.records.trial import Trial, to_builtins
+from scalelab.records.mesh import Mesh
+from scalelab.records.settings import Spreading
+from scalelab.records.strategies import arrange_ranks, find_strategy
+from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.worker.batches.stream import BatchStream
-from scalelab.worker.randomness import read_random_state, restore_random_state
+from scalelab.worker.randomness import read_random_state, restore_random_state, seed_everything
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.ddp import find_hook_state
+from scalelab.worker.strategies.state import PortableState, quiet_checkpointing
 from scalelab.worker.training import Training, Turn
 
 MANIFEST = "manifest.json"
@@ -63,6 +67,13 @@ UNLIKE = (
     "perturbation",
 )
 """Fields of a trial that may differ between the run that wrote a checkpoint and the one that continues."""
+LAYOUT = (
+    *("strategy", "num_ranks", "threads_per_rank", "launcher", "mpiexec", "ranks_per_node", "bind", "link"),
+    *("ranks_per_host", "spreading", "shape"),
+)
+"""Fields that may differ too, at the price of losses that are equal within rounding and not bit for bit."""
+LEARNT = ("autocast", "gradient_hook", "powersgd_rank", "powersgd_start", "sync_batch_norm")
+"""What must match in the last two: it changes what is learnt."""
 
 
 def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, rank: int, keep: int) -> None:
@@ -81,7 +92,7 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
     wait_for_all()
     if rank == 0:
         sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-        write_json(partial / MANIFEST, {"step": step, "job": describe_job(trial), "sizes": sizes})
+        write_json(partial / MANIFEST, make_manifest(step, training, trial) | {"sizes": sizes})
         sync_to_disk(partial)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -92,11 +103,15 @@ def save_checkpoint(root: Path, step: int, training: Training, trial: Trial, ran
     wait_for_all()
 
 
+def make_manifest(step: int, training: Training, trial: Trial) -> dict[str, Any]:
+    return {"step": step, "job": describe_job(trial), "passes": training.accumulation}
+
+
 def write_state(partial: Path, training: Training, rank: int) -> None:
     """Write this rank's part. torch's error is not an `Exception` and hides the cause, so the cause is raised."""
     try:
         with quiet_checkpointing():
-            save(read_shared_state(training), checkpoint_id=partial, no_dist=not dist.is_initialized())
+            save(PortableState(training).values, checkpoint_id=partial, no_dist=not dist.is_initialized())
         own = partial / f"rank{rank}.pt"
         torch.save(read_own_state(training), own)
         sync_to_disk(own)
@@ -141,44 +156,63 @@ def find_damage(path: Path) -> str | None:
 
 def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> int:
     """Load a checkpoint into a training run; returns its number of steps."""
-    manifest = read_json(path / MANIFEST)
-    check_same_job(path, manifest["job"], describe_job(trial))
+    manifest, wanted = read_json(path / MANIFEST), describe_job(trial)
+    saved = manifest["job"]
+    check_same_job(path, saved, wanted)
     if find_strategy(trial.strategy).rebuilds_buckets:
         take_step(training, mark_nothing)
-    state = read_shared_state(training)
+    state = PortableState(training)
     with quiet_checkpointing():
-        load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-        set_state_dict(
-            training.model,
-            training.optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-    restore_own_state(training, torch.load(path / f"rank{rank}.pt", map_location="cpu", weights_only=True))
-    return int(manifest["step"])
+        load(state.values, checkpoint_id=path, no_dist=not dist.is_initialized())
+    state.put_back()
+    is_same = all(saved.get(name, wanted[name]) == wanted[name] for name in LAYOUT)
+    own = path / f"rank{rank if is_same else find_writer(saved, trial, rank)}.pt"
+    kept = torch.load(own, map_location="cpu", weights_only=True)
+    step = int(manifest["step"])
+    if is_same:
+        restore_own_state(training, kept)
+    else:
+        move_own_state(training, kept, manifest.get("passes", training.accumulation))
+        if find_mesh(saved).num_data_ranks != trial.num_data_ranks:
+            seed_everything(trial.seed + trial.mesh.find_data_rank(rank) + step * trial.num_data_ranks)
+    return step
 
 
 def check_same_job(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to go on from the checkpoint of another job."""
-    for name, value in wanted.items():
-        if saved.get(name) != value:
+    """Refuse to go on from the checkpoint of another job; of the layout only what changes learning must match."""
+    before, now = list_fixed(saved), list_fixed(wanted)
+    for name, value in now.items():
+        if before.get(name) != value:
             raise UsageError(
-                f"{path} belongs to a different run: its {name} is {saved.get(name)}, this run's is {value}; use"
+                f"{path} belongs to a different run: its {name} is {before.get(name)}, this run's is {value}; use"
                 " another --checkpoints directory or the same flags"
             )
+
+
+def list_fixed(job: dict[str, Any]) -> dict[str, Any]:
+    """What of a job must not change: all but its layout, and the settings of the layout that change what is learnt."""
+    settings = {**job.get("spreading", {}), **job.get("shape", {})}
+    return {name: job[name] for name in job if name not in LAYOUT} | {name: settings.get(name) for name in LEARNT}
+
+
+def find_mesh(job: dict[str, Any]) -> Mesh:
+    """The mesh of the run that wrote a checkpoint."""
+    return arrange_ranks(job["strategy"], job["num_ranks"], from_builtins(job["spreading"], Spreading))
+
+
+def find_writer(job: dict[str, Any], trial: Trial, rank: int) -> int:
+    """The rank of a differently arranged job whose samples, or some of whose samples, this one goes on with."""
+    mesh = find_mesh(job)
+    if not find_strategy(job["strategy"]).has_processes:
+        return 0
+    wanted = trial.mesh.find_data_rank(rank) % mesh.num_data_ranks
+    return next(other for other in range(mesh.num_ranks) if mesh.find_data_rank(other) == wanted)
 
 
 def describe_job(trial: Trial) -> dict[str, Any]:
     """What must match for a training run to continue."""
     fields: dict[str, Any] = to_builtins(trial)
     return {name: value for name, value in fields.items() if name not in UNLIKE}
-
-
-def read_shared_state(training: Training) -> dict[str, Any]:
-    """Model and optimizer, by names that do not depend on the strategy."""
-    with quiet_checkpointing():
-        model, optimizer = get_state_dict(training.model, training.optimizers)
-    return {"model": model, "optimizer": optimizer}
 
 
 def read_own_state(training: Training) -> dict[str, Any]:
@@ -195,11 +229,35 @@ def read_own_state(training: Training) -> dict[str, Any]:
 
 
 def restore_own_state(training: Training, state: dict[str, Any]) -> None:
-    assert isinstance(training.batches, BatchStream)
+    """Go on as the same rank of the same job."""
     buffers = dict(training.model.named_buffers())
     with torch.no_grad():
         for name, value in state["buffers"].items():
             buffers[name].copy_(value)
+    restore_hook_state(training, state["hook"])
+    restore_place(training, state)
+
+
+def move_own_state(training: Training, state: dict[str, Any], num_passes: int) -> None:
+    """Go on as a rank of another layout: a step may have another number of passes over its samples."""
+    if state["hook"] is not None:
+        raise UsageError(
+            "the errors that PowerSGD carries from step to step belong to one rank each: continue on the same ranks,"
+            " or use another --checkpoints directory"
+        )
+    place = state["batches"]
+    index, rest = divmod(place["index"] * training.accumulation, num_passes)
+    if rest:
+        raise UsageError(
+            f"batch {place['index']} of steps with {num_passes} passes ends inside one of {training.accumulation}: use"
+            " the --micro-batch of the checkpoint"
+        )
+    restore_place(training, state | {"batches": place | {"index": index}})
+
+
+def restore_place(training: Training, state: dict[str, Any]) -> None:
+    """The loss scale, the schedules, the position in the data and the random state."""
+    assert isinstance(training.batches, BatchStream)
     if training.scaler:
         training.scaler.load_state_dict(state["scaler"])
     kept = state["scheduler"] if isinstance(state["scheduler"], list) else [state["scheduler"]]  # one until 0.1
@@ -207,7 +265,6 @@ def restore_own_state(training: Training, state: dict[str, Any]) -> None:
         if turn.scheduler is not None:
             turn.scheduler.load_state_dict(schedule)
             follow_schedule(turn)
-    restore_hook_state(training, state["hook"])
     training.batches.go_to(state["batches"])
     restore_random_state(state["random"])
 
@@ -267,11 +324,3 @@ def sync_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def quiet_checkpointing() -> Iterator[None]:
-    """Silence torch's warnings about its deprecated parts, and about saving without a process group."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

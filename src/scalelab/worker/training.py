@@ -374,6 +374,6 @@ def run_pipeline(loss: Loss) -> Loss:
 
     def scheduled_loss(model: nn.Module, batch: Any) -> torch.Tensor:
         assert isinstance(model, StagedModel)
-        return model.run(loss, batch)
+        return model.run(loss, batch) if model.training else loss(model, batch)
 
     return scheduled_loss

@@ -241,11 +241,11 @@ class EpochSum:
         self._phase_begin, self._waited = perf_counter(), 0.0
         return self._phase_begin
 
-    def add(self, start: float, end: float, loss: float, counted: tuple[int, int]) -> None:
+    def add(self, start: float, end: float, loss: float, weight: float, counted: tuple[int, int]) -> None:
         self.seconds += end - self._since
         self.compute_seconds += end - start - self._waited
         self._since = end
-        for place, value in enumerate((loss, 1.0, *counted)):
+        for place, value in enumerate((loss, weight, *counted)):
             self.totals[place] += value
 
     def resume(self) -> None:
@@ -313,13 +313,13 @@ class TrainingLoop:
         start = self._epoch.begin()
         loss = take_step(training, self._mark)
         training.synchronize()
-        end, value = perf_counter(), loss.item()
-        raw = RawStep(start, end, value)
+        end, value, weight = perf_counter(), loss.item(), float(training.gives_loss)
+        raw = RawStep(start, end, value if weight else None)
         self._samples.append(make_sample(self._rank, step, kind, raw))
         counted = count_right(self._tap.output, self._batches.last)
-        self._epoch.add(start, end, value, counted)
+        self._epoch.add(start, end, value, weight, counted)
         if step % self._settings.log_every == 0 or step + 1 == self._num_steps:
-            score = gather_score(training, [value, 1.0, *counted])
+            score = gather_score(training, [value, weight, *counted])
             self._write_line(step, score, end - start, rate)
         self._tap.output = None
 

@@ -102,8 +102,8 @@ class BatchStream:
         seek = getattr(self._batches, "seek", None)
         num_skipped = position["index"] - (self._num_taken if self._iterator is self._batches else 0)
         restore_random_state(position["random"])
-        for generator, state in zip(find_generators(self._batches), position["random"]["generators"], strict=True):
-            generator.set_state(state)
+        for generator, state in zip(find_generators(self._batches), position["random"]["generators"], strict=False):
+            generator.set_state(state)  # a loader of another number of ranks may have others
         if seek is not None:
             seek(position["index"])
         self._begin_epoch(position["epoch"])

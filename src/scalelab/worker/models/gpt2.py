@@ -117,6 +117,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.head_size = shape.num_heads, shape.width // shape.num_heads
         self.dropout = dropout
+        self.num_pieces = 1
+        """Ranks by whose heads the rows of q, k and v are ordered."""
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 

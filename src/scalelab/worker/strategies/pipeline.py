@@ -71,9 +71,13 @@ class BusyClock:
 class StagedModel(nn.Module):
     """This rank's stages, and the schedule that runs them with those of other ranks."""
 
-    def __init__(self, stages: nn.ModuleList, runners: list[PipelineStage], trial: Trial, tied: Any) -> None:
+    def __init__(
+        self, stages: nn.ModuleList, runners: list[PipelineStage], trial: Trial, tied: Any, names: dict[str, str]
+    ) -> None:
         super().__init__()
         self.stages = stages
+        self.names = names
+        """What its tensors are called in the whole model, by their names here."""
         self.runners, self.num_micro_batches = runners, trial.num_micro_batches
         self.gives_loss = runners[-1].is_last
         kind = trial.spreading.pipeline_schedule
@@ -101,6 +105,20 @@ class StagedModel(nn.Module):
         self._add_tied()
         found = torch.stack(losses).mean().detach() if losses else torch.zeros(())
         return found.requires_grad_()
+
+    def forward(self, *inputs: Any) -> Any:
+        """One stage after the other, without a schedule: for evaluations. Every rank of the pipeline gets the output.
+
+        Batches may have any size here, which a schedule with buffers for its messages does not allow.
+        """
+        group, passed = self.runners[0].group, inputs
+        size = dist.get_world_size(group)
+        own = {runner.stage_index: stage for runner, stage in zip(self.runners, self.stages, strict=True)}
+        for number in range(self.runners[0].num_stages):
+            result = [own[number](*passed) if number in own else None]
+            dist.broadcast_object_list(result, group=group, group_src=number % size)
+            passed = result[0] if isinstance(result[0], tuple) else (result[0],)
+        return passed[0] if len(passed) == 1 else passed
 
     @contextmanager
     def count_busy(self) -> Iterator[BusyClock]:
@@ -166,13 +184,27 @@ def apply_pp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     cut = cut_stages(model, num_stages, trial.workload)
     numbers = [place + chunk * trial.mesh.pp for chunk in range(per_rank)]
     own = nn.ModuleList(cut[number] for number in numbers)
+    names = name_tensors(own, model)
     if trial.num_data_ranks > 1:
         for stage in own:
             shard_units(stage, mesh, trial)
     tied = join_tied(own, trial)
     numbered = zip(own, numbers, strict=True)
     runners = [PipelineStage(stage, number, num_stages, device, group=group) for stage, number in numbered]
-    return StagedModel(own, runners, trial, tied)
+    return StagedModel(own, runners, trial, tied, names)
+
+
+def name_tensors(stages: nn.ModuleList, model: nn.Module) -> dict[str, str]:
+    """What the tensors of some stages are called in the model: by identity, and copies by the name they have kept."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    whole = {id(tensor): name for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in (*stages.named_parameters(), *stages.named_buffers()):
+        kept = name.partition(".")[2]
+        called = whole.get(id(tensor)) or (kept if kept in tensors else None)
+        if called is not None:
+            found[f"stages.{name}"] = called
+    return found
 
 
 def join_tied(stages: nn.ModuleList, trial: Trial) -> tuple[nn.Parameter, Any] | None:

@@ -91,12 +91,17 @@ def _check_widths(model: nn.Module, pairs: list[Pair], num_ranks: int) -> list[P
 
 def gather_heads(attention: Attention, num_ranks: int) -> None:
     """Order the rows of q, k and v by rank, so that an equal cut gives each rank q, k and v of its own heads."""
-    width = attention.num_heads * attention.head_size
-    order = torch.arange(3 * width).view(3, num_ranks, width // num_ranks).transpose(0, 1).flatten()
+    order = order_heads(3 * attention.num_heads * attention.head_size, num_ranks)
     with torch.no_grad():
         for parameter in (attention.qkv.weight, attention.qkv.bias):
             parameter.copy_(parameter[order].clone())
     attention.num_heads //= num_ranks
+    attention.num_pieces = num_ranks
+
+
+def order_heads(num_rows: int, num_ranks: int) -> torch.Tensor:
+    """Which row of q, k and v comes where: those of the first rank's heads first."""
+    return torch.arange(num_rows).view(3, num_ranks, -1).transpose(0, 1).flatten()
 
 
 class Gpt2Stage(nn.Module):
