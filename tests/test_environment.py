@@ -91,6 +91,19 @@ def test_gpus_are_those_that_the_driver_lists(path_directory: Path) -> None:
     assert find_gpus() == (Gpu(name="NVIDIA H100", memory_bytes=81559 * 2**20, driver="550.54"),) * 2
 
 
+def test_ecc_slices_and_topology_are_recorded(
+    path_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus = "echo '0, A100, 40960, 550, Enabled, Disabled'; echo '1, A100, 40960, 550, Disabled, [N/A]'"
+    install(path_directory, "nvidia-smi", f'case "$1" in topo) echo "GPU0 X NV12";; *) {gpus};; esac')
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    (tmp_path / "control").touch()
+    found = read_environment("0")
+    assert [(gpu.has_ecc, gpu.has_mig) for gpu in found.gpus] == [(True, False), (False, None)]
+    assert (found.topology, found.has_mps) == ("GPU0 X NV12", True)
+    assert found.variables["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path)
+
+
 @pytest.mark.parametrize(("visible", "num_gpus"), [("1", 1), ("0, 1", 2), ("", 0), ("-1", 0), ("7", 0)])
 def test_gpus_that_are_hidden_are_not_counted(
     path_directory: Path, monkeypatch: pytest.MonkeyPatch, visible: str, num_gpus: int

@@ -33,6 +33,8 @@ def test_a_rank_that_hangs_times_out_with_every_stack_in_the_logs(launcher: Loca
     assert result.status is Status.TIMED_OUT
     assert "not finished after 5 s" in result.reason
     assert "--timeout" in result.reason
+    assert "rank 0 waits in all_reduce" in result.reason
+    assert "which rank 1 has not called" in result.reason
     stuck, waiting = ((tmp_path / f"t/rank{rank}.log").read_text() for rank in (1, 0))
     assert "own.py" in stuck
     assert "in endless" in stuck

@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,14 +16,10 @@ from scalelab.launch.agreement import Assignment, make_replica_clock, open_repli
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.utilization import (
     OTHERS,
-    NvmlReader,
     RankReader,
     ReplicaReader,
-    SmiReader,
     find_process_clock,
-    list_visible,
     make_load,
-    open_gpus,
     read_clock,
     watch_devices,
     watch_rank,
@@ -154,99 +149,3 @@ def test_a_clock_that_replicas_share_is_seen_on_both_sides_once_it_is_there(tmp_
         ours[1] = 2.5
         assert theirs is not None
         assert list(theirs) == [0.0, 2.5]
-
-
-class FakeNvml(SimpleNamespace):
-    """The part of nvidia-ml-py that is used, for GPUs that are busy by their number."""
-
-    NVMLError = RuntimeError
-
-    def __init__(self) -> None:
-        super().__init__(calls=[])
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the library's name
-        self.calls.append("init")
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.calls.append("shutdown")
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:  # noqa: N802
-        return int(name[-1])
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=10 * handle)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(used=handle * 2**30)
-
-
-@pytest.mark.parametrize("visible", ["5,7", "GPU-aa5,GPU-bb7"])
-def test_gpus_are_those_that_torch_may_use(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    loads = NvmlReader(FakeNvml(), 2).read()
-    assert [(load.device, load.busy, load.memory_bytes) for load in loads] == [
-        ("gpu 0", 0.5, 5 * 2**30),
-        ("gpu 1", 0.7, 7 * 2**30),
-    ]
-
-
-def test_without_a_list_gpus_are_numbered_from_nought(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert list_visible(3) == ["0", "1", "2"]
-
-
-def test_the_library_is_opened_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    with ExitStack() as stack:
-        assert isinstance(open_gpus(1, stack), NvmlReader)
-    assert nvml.calls == ["init", "shutdown"]
-
-
-def test_a_gpu_that_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slices(FakeNvml):
-        def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-            if handle == 1:
-                raise self.NVMLError("Not Supported")
-            return super().nvmlDeviceGetUtilizationRates(handle)
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [load.device for load in NvmlReader(Slices(), 3).read()] == ["gpu 0", "gpu 2"]
-
-
-def test_a_gpu_that_the_library_does_not_find_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hidden(FakeNvml):
-        def nvmlDeviceGetHandleByUUID(self, name: str) -> int:  # noqa: N802
-            raise self.NVMLError(f"{name} not found")
-
-    nvml = Hidden()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    with ExitStack() as stack:
-        assert open_gpus(1, stack) is None
-    assert nvml.calls == ["init", "shutdown"]
-
-
-def test_without_the_library_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '50, 2048'\necho '[N/A], 0'\necho '100, 1024'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with ExitStack() as stack:
-        reader = open_gpus(3, stack)
-        assert isinstance(reader, SmiReader)
-    assert [(load.device, load.busy, load.memory_bytes) for load in reader.read()] == [
-        ("gpu 0", 0.5, 2 * 2**30),
-        ("gpu 2", 1.0, 2**30),
-    ]
-
-
-def test_without_either_nothing_can_look_at_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with ExitStack() as stack:
-        assert open_gpus(1, stack) is None

@@ -7,6 +7,7 @@ in its own process, for a device stays registered with torch until the process e
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from scalelab.analysis.quality import find_warmup
 from scalelab.launch.agreement import Assignment
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, Status, StepKind, StepSample
@@ -80,6 +82,36 @@ def check_work_that_was_queued_before_is_not_of_the_step() -> None:
     for _ in range(50):
         torch.zeros(4, device=seam.choose_device(NAME, 1, 1)).add_(1)
     assert is_near(take(built, StepKind.CLEAN, 1)[0].step_seconds, usual)
+
+
+def check_steps_that_run_freely_hide_the_host() -> None:
+    """A host that takes as long for a batch as half of the kernels: synchronized steps wait for both in turn."""
+    built = build()
+    busy = take(built, StepKind.CLEAN, 1)[0].step_seconds
+    batches = built.batches
+
+    def come_late() -> Iterator[Any]:
+        while True:
+            MACHINE.now += busy / 2
+            yield next(batches)
+
+    late = training.Training(**{**vars(built), "batches": come_late()})
+    clean, free = take(late, StepKind.CLEAN, 4), take(late, StepKind.FREE, 4)
+    assert all(is_near(sample.step_seconds, 1.5 * busy) for sample in clean)
+    assert all(is_near(sample.step_seconds, busy) for sample in free[1:])
+    assert all(one.start_seconds + one.step_seconds == two.start_seconds for one, two in itertools.pairwise(free))
+    assert max(MACHINE.devices[1].ends.values()) <= MACHINE.now
+
+
+def check_cold_kernels_are_left_out_as_warm_up() -> None:
+    built = training.build_training(
+        make_trial(device=NAME, strategy="single", num_ranks=1), 0, seam.choose_device(NAME, 1, 1)
+    )
+    times = [sample.step_seconds for sample in take(built, StepKind.CLEAN, 12)]
+    warmup = find_warmup([times, times])
+    assert warmup.num_steps >= 1
+    assert times[0] > times[-1] + pretend.COLD_SECONDS
+    assert all(is_near(seconds, times[-1]) for seconds in times[warmup.num_steps :])
 
 
 def check_phases_add_up_to_their_kernels() -> None:
@@ -234,6 +266,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a clean step starts without synchronising": Mutant(
         loop, "        synchronize()\n        start = perf_counter()", "        start = perf_counter()"
+    ),
+    "every free step waits for the device": Mutant(
+        loop, "        mark.record()\n", "        mark.record()\n        training.synchronize()\n"
+    ),
+    "free steps are read before the device has done them": Mutant(
+        loop, "        mark.record()\n    training.synchronize()\n", "        mark.record()\n"
+    ),
+    "the host's clock times free steps": Mutant(
+        loop, "    driver = find_driver_of(training.model.parameters())\n", "    driver = None\n"
     ),
     "a phase ends without synchronising": Mutant(
         loop, "        self._synchronize()\n        now = perf_counter()", "        now = perf_counter()"

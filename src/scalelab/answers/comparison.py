@@ -338,9 +338,13 @@ def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Ite
         yield Section(heading="Other differences", tables=(table,))
 
 
+LEFT_OUT = ("load_average", "variables", "topology")
+"""Of an environment: what differs always, what is listed by name, and a page of text."""
+
+
 def _describe_environment(side: RunSide) -> dict[str, Any]:
     """Machine and software; variables by name, without the load."""
-    known = {key: value for key, value in side.environment.items() if key not in ("load_average", "variables")}
+    known = {key: value for key, value in side.environment.items() if key not in LEFT_OUT}
     return known | dict(side.environment.get("variables", {}))
 
 

@@ -129,6 +129,11 @@ def loads_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.loads.json"
 
 
+def flight_file(directory: Path, rank: int) -> Path:
+    """The rank's last collectives by torch's flight recorder, written shortly before its time is up."""
+    return directory / "flight" / f"rank_{rank}"
+
+
 def write_words(path: Path, words: dict[str, Any]) -> None:
     """Leave word for the launcher. It reads all of it or nothing; a word need not survive a power cut."""
     scratch = path.with_name(f".{path.name}")

@@ -281,6 +281,7 @@ def clear_previous(trial: Trial, directory: Path) -> None:
     if trial.training_run is None:
         remove_scratch(directory)
         shutil.rmtree(directory / "trace", ignore_errors=True)
+    shutil.rmtree(directory / "flight", ignore_errors=True)
     for pattern in ("rank*.log", "rank*.json", "step.log", "ended.json", "rendezvous-*.json"):
         for file in directory.glob(pattern):
             file.unlink()

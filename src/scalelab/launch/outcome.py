@@ -9,16 +9,18 @@ without this, and is not a failure of it.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import DamagedRun, ScalelabError
+from scalelab.errors import DamagedRun, ScalelabError, TraceUnreadable
 from scalelab.launch.agreement import (
     curve_file,
     fetches_file,
+    flight_file,
     log_file,
     outcome_file,
     quantized_file,
@@ -34,6 +36,7 @@ from scalelab.records.samples import read_partial_fetches, read_partial_samples,
 from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
+from scalelab.trace.flight import inspect_flight, read_dumps
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace
@@ -181,6 +184,8 @@ def conclude_trial(
         first_step_seconds=None if first_start is None else first_start - launched,
         **measured,
     )
+    if blame is None:
+        shutil.rmtree(flight_file(directory, 0).parent, ignore_errors=True)
     if trial.training_run is None or blame is None:  # a training run that was cut short resumes from its own files
         remove_scratch(directory)
     return result
@@ -224,14 +229,29 @@ def find_cause(
             weight=9,
             status=Status.TIMED_OUT,
             cause=Cause.TIME_LIMIT,
-            reason=f"not finished after {trial.timeout_seconds:g} s; the stacks of {name_ranks(stuck)} are in"
-            f" {directory}/rank*.log; raise --timeout for more time",
+            reason=f"not finished after {trial.timeout_seconds:g} s{describe_hang(directory)}; the stacks of"
+            f" {name_ranks(stuck)} are in {directory}/rank*.log; raise --timeout for more time",
         )
     blames = [
         _blame_rank(rank, end, file, directory, trial.memory_limit_bytes, has_oom_kill=has_oom_kill)
         for rank, (end, file) in enumerate(zip(ends, files, strict=True))
     ]
     return max((blame for blame in blames if blame), key=lambda blame: blame.weight, default=None)
+
+
+def describe_hang(directory: Path) -> str:
+    """The collective that ranks hang in and who has not called it, by their flight recorders; empty: not known."""
+    try:
+        groups = inspect_flight(read_dumps(sorted(flight_file(directory, 0).parent.glob("rank_*"))))
+    except TraceUnreadable:
+        return ""
+    group = groups[0] if groups else None
+    if group is None or group.stuck is None or not group.waiting:
+        return ""
+    stuck, others = group.stuck, group.missing
+    where = f" ({stuck.sizes} {stuck.dtypes})".replace("()", "") if stuck.sizes else ""
+    missing = f", which {name_ranks(others)} {'has' if len(others) == 1 else 'have'} not called" if others else ""
+    return f"; {name_ranks(group.waiting)} wait{'s'[: len(group.waiting) == 1]} in {stuck.name}{where}{missing}"
 
 
 THREAD_WORDS = "terminate called"

@@ -10,11 +10,12 @@ A thread of the parent looks twenty times a second. What it looks at depends on 
                       10 ms, and for all programs
     all replicas      the same process as a whole
     other programs    what the cores of all ranks did beyond the ranks' own processes
-    gpu 0 …           NVML's utilization: the share of time in which at least one kernel ran; and the memory in use
+    gpu 0 …           the driver's utilization: the share of time in which at least one kernel ran; memory, clock,
+                      power, temperature and reasons to slow down (`gpus.py`)
 
-NVML is read through the package nvidia-ml-py where it is installed (`pip install 'scalelab[gpu]'`), otherwise from
-nvidia-smi; without either nothing is known, and the result is empty. Only trials that ask are looked at. Processes
-that a rank starts, such as loader workers, count as other programs.
+Cores are looked at only where a trial asks; GPUs always, but less often, for their clocks move with heat and power.
+Where no tool of the driver is found, the result is empty. Processes that a rank starts, such as loader workers, count
+as other programs.
 
 The supervisor beside a rank looks at that rank alone (`watch_rank`).
 """
@@ -22,39 +23,25 @@ The supervisor beside a rank looks at that rank alone (`watch_rank`).
 from __future__ import annotations
 
 import ctypes
-import importlib
-import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
+from scalelab.launch.gpus import PERIOD_SECONDS, SLOW_PERIOD_SECONDS, LoadReader, open_gpus
 from scalelab.launch.ranks.placement import assign_cores
 from scalelab.records.devices import find_kind
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.trial import Trial
 
-PERIOD_SECONDS = 0.05
-SLOW_PERIOD_SECONDS = 0.2
-"""For nvidia-smi, which takes tens of milliseconds to answer."""
 OTHERS = "other programs"
 PROCESS = "all replicas"
-
-
-class LoadReader(Protocol):
-    """Samples devices; the first sample only starts the interval."""
-
-    period_seconds: float
-
-    def read(self) -> list[DeviceLoad]: ...
 
 
 @contextmanager
@@ -65,24 +52,25 @@ def watch_devices(
     cores: Sequence[Sequence[int]],
     num_gpus: int | None = None,
 ) -> Iterator[list[DeviceLoad]]:
-    """Fills the list that it gives for as long as the block lasts; a trial that does not ask has it stay empty.
+    """Fills the list that it gives for as long as the block lasts; without GPUs it stays empty unless a trial asks.
 
     `num_gpus` says how many of this host's GPUs are looked at; None: one for every rank.
     """
     loads: list[DeviceLoad] = []
-    if "utilization" not in trial.instruments:
+    is_asked, has_gpus = "utilization" in trial.instruments, find_kind(trial.device).is_listed and not trial.is_forecast
+    if not is_asked and not has_gpus:
         yield loads
         return
     with ExitStack() as stack:
-        if find_kind(trial.device).is_listed:
+        if has_gpus:
             reader = open_gpus(num_gpus or trial.num_ranks, stack)
         else:
             reader = make_reader(trial, directory, pids, cores, stack)
         if reader is None:
             yield loads
             return
-        is_over = threading.Event()
-        thread = threading.Thread(target=_look, args=(reader, is_over, loads), name="utilization", daemon=True)
+        is_over, period = threading.Event(), reader.period_seconds if is_asked else SLOW_PERIOD_SECONDS
+        thread = threading.Thread(target=_look, args=(reader, is_over, loads, period), name="utilization", daemon=True)
         thread.start()
         try:
             yield loads
@@ -125,9 +113,9 @@ def make_reader(
     return ReplicaReader(groups, pids, lambda: open_replica_clock(directory, trial.num_ranks, stack))
 
 
-def _look(reader: LoadReader, is_over: threading.Event, loads: list[DeviceLoad]) -> None:
+def _look(reader: LoadReader, is_over: threading.Event, loads: list[DeviceLoad], period_seconds: float) -> None:
     reader.read()
-    while not is_over.wait(reader.period_seconds):
+    while not is_over.wait(period_seconds):
         loads += reader.read()
 
 
@@ -251,10 +239,9 @@ def _share_busy(before: Any, now: Any) -> float:
     return max(0.0, 1 - unused / total) if total > 0 else 0.0
 
 
-def make_load(now: float, seconds: float, device: str, busy: float, memory: int | None = None) -> DeviceLoad:
+def make_load(now: float, seconds: float, device: str, busy: float) -> DeviceLoad:
     """A share outside [0, 1], as two clocks that do not tick together can give, is cut."""
-    share = min(1.0, max(0.0, busy))
-    return DeviceLoad(seconds=now, device=device, busy=share, interval_seconds=seconds, memory_bytes=memory)
+    return DeviceLoad(seconds=now, device=device, busy=min(1.0, max(0.0, busy)), interval_seconds=seconds)
 
 
 def find_process_clock(pid: int) -> int | None:
@@ -272,76 +259,3 @@ def read_clock(clock: int | None) -> float | None:
         return None if clock is None else time.clock_gettime(clock)
     except OSError:
         return None
-
-
-def open_gpus(num_gpus: int, stack: ExitStack) -> LoadReader | None:
-    """NVML by its library, or by nvidia-smi; None: neither is here."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return SmiReader(num_gpus) if shutil.which("nvidia-smi") else None
-    try:
-        nvml.nvmlInit()
-        stack.callback(nvml.nvmlShutdown)
-        return NvmlReader(nvml, num_gpus)
-    except nvml.NVMLError:
-        return None
-
-
-def list_visible(num_gpus: int) -> list[str]:
-    """The driver's names of torch's first GPUs: CUDA_VISIBLE_DEVICES renumbers them."""
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return visible[:num_gpus] or [str(index) for index in range(num_gpus)]
-
-
-class NvmlReader:
-    """GPUs by the driver's own library."""
-
-    period_seconds = PERIOD_SECONDS
-
-    def __init__(self, nvml: Any, num_gpus: int) -> None:
-        self._nvml = nvml
-        self._handles = [
-            nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-            for name in list_visible(num_gpus)
-        ]
-        self._last = time.perf_counter()
-
-    def read(self) -> list[DeviceLoad]:
-        now, seconds = time.perf_counter(), time.perf_counter() - self._last
-        self._last = now
-        loads = []
-        for number, handle in enumerate(self._handles):
-            try:
-                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-            except self._nvml.NVMLError:  # a slice of a GPU (MIG) has no utilization of its own
-                continue
-            loads.append(make_load(now, seconds, f"gpu {number}", busy, memory))
-        return loads
-
-
-class SmiReader:
-    """GPUs by nvidia-smi, asked again each time."""
-
-    period_seconds = SLOW_PERIOD_SECONDS
-
-    def __init__(self, num_gpus: int) -> None:
-        self._names = list_visible(num_gpus)
-        self._last = time.perf_counter()
-
-    def read(self) -> list[DeviceLoad]:
-        command = ["nvidia-smi", f"--id={','.join(self._names)}", "--query-gpu=utilization.gpu,memory.used"]
-        command.append("--format=csv,noheader,nounits")
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return []
-        now, seconds = time.perf_counter(), time.perf_counter() - self._last
-        self._last = now
-        loads = []
-        for number, line in enumerate(done.stdout.splitlines()):
-            busy, _, memory = (part.strip() for part in line.partition(","))
-            if busy.isdigit() and memory.isdigit():
-                loads.append(make_load(now, seconds, f"gpu {number}", int(busy) / 100, int(memory) * 2**20))
-        return loads

@@ -30,6 +30,8 @@ class DeviceKind:
     """Whether its allocator keeps the highest of what was allocated."""
     has_history: bool = False
     """Whether its allocator keeps a history, from which memory is recorded by category."""
+    has_graphs: bool = False
+    """Whether torch.compile can record its kernels in graphs that start as a whole."""
     is_listed: bool = False
     """Whether nvidia-smi lists it, so that a study can refuse more ranks than there are before it starts any."""
 
@@ -43,6 +45,7 @@ _KNOWN = (
         activity="CUDA",
         block_bytes=512,
         has_history=True,
+        has_graphs=True,
         is_listed=True,
     ),
     DeviceKind(name="xpu", title="XPU", backend="xccl", activity="XPU", block_bytes=512),

@@ -147,10 +147,12 @@ RECORDED_VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
-RECORDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "KMP_", "GOMP_")
+RECORDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "KMP_", "GOMP_", "RCCL_", "CUDA_MPS_", "FI_", "UCX_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,10 @@ class Gpu:
     name: str
     memory_bytes: int
     driver: str
+    has_ecc: bool | None = None
+    """Whether its memory corrects errors, which takes some of its bandwidth; None: unknown."""
+    has_mig: bool | None = None
+    """Whether it is cut into slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +189,16 @@ class Environment:
     git_is_dirty: bool | None
     variables: dict[str, str]
     """Environment variables that change how torch, NCCL, gloo or OpenMP behave."""
+    topology: str = ""
+    """How GPUs and network cards are connected, as `nvidia-smi topo -m` prints it; empty: unknown."""
+    has_mps: bool | None = None
+    """Whether NVIDIA's MPS shares the GPUs between processes; None: there are none."""
 
 
 def read_environment(version: str) -> Environment:
     """Look at this machine now."""
     commit, is_dirty = read_git_state(Path.cwd())
+    gpus = find_gpus()
     return Environment(
         host=platform.node(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -198,7 +209,7 @@ def read_environment(version: str) -> Environment:
         num_cores=len(usable_cores()),
         num_machine_cores=os.cpu_count() or 1,
         memory_bytes=_read_memory().total,
-        gpus=find_gpus(),
+        gpus=gpus,
         load_average=read_load_average(),
         frequency_governor=_read_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         git_commit=commit,
@@ -208,6 +219,10 @@ def read_environment(version: str) -> Environment:
             for name, value in sorted(os.environ.items())
             if name in RECORDED_VARIABLES or name.startswith(RECORDED_PREFIXES)
         },
+        topology=(_run(["nvidia-smi", "topo", "-m"]) or "").strip() if gpus else "",
+        has_mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+        if gpus
+        else None,
     )
 
 
@@ -254,13 +269,17 @@ def read_processor_name() -> str | None:
     return platform.processor() or None
 
 
+SWITCHES = {"Enabled": True, "Disabled": False}
+"""nvidia-smi's words; a GPU without the switch has another."""
+
+
 def find_gpus() -> tuple[Gpu, ...]:
     """The NVIDIA devices that this process may use, as the driver lists them."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = [
         "nvidia-smi",
-        "--query-gpu=index,name,memory.total,driver_version",
+        "--query-gpu=index,name,memory.total,driver_version,ecc.mode.current,mig.mode.current",
         "--format=csv,noheader,nounits",
     ]
     listing = _run(query)
@@ -271,9 +290,11 @@ def find_gpus() -> tuple[Gpu, ...]:
     found = []
     for line in (listing or "").splitlines():
         fields = [part.strip() for part in line.split(",")]
-        if len(fields) != 4 or not fields[2].isdigit() or (wanted is not None and fields[0] not in wanted):
+        if len(fields) not in (4, 6) or not fields[2].isdigit() or (wanted is not None and fields[0] not in wanted):
             continue
-        found.append(Gpu(name=fields[1], memory_bytes=int(fields[2]) * 2**20, driver=fields[3]))
+        ecc, mig = (SWITCHES.get(word) for word in (*fields[4:], "", "")[:2])
+        memory = int(fields[2]) * 2**20
+        found.append(Gpu(name=fields[1], memory_bytes=memory, driver=fields[3], has_ecc=ecc, has_mig=mig))
     return tuple(found)
 
 

@@ -105,6 +105,14 @@ class DeviceLoad:
     """The length of the interval."""
     memory_bytes: int | None = None
     """Used on the device then (GPUs)."""
+    clock_hertz: float | None = None
+    """Of its multiprocessors then; this and the rest are of GPUs, and unknown before 0.2."""
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    slowed: tuple[str, ...] = ()
+    """Why the driver held its clock down."""
+    num_others: int | None = None
+    """Processes on it besides its rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

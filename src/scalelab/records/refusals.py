@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.devices import find_kind
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
@@ -30,6 +31,12 @@ def check_strategy(trial: Trial) -> None:
         raise UsageError(
             f"--static-graph does not work with --micro-batch {trial.shape.micro_batch}: DDP must all-reduce gradients"
             " in the first pass to learn the graph; drop one of the two"
+        )
+    mode = trial.shape.compile_mode
+    if mode != "default" and not find_kind(trial.device).has_graphs:
+        raise UsageError(
+            f"--compile-mode {mode} records CUDA graphs, which {trial.device} does not have: use --device"
+            " cuda, or drop it"
         )
     check_pipeline(trial)
     for refusal in find_strategy(trial.strategy).refuses:

@@ -52,10 +52,14 @@ class StepShape:
     matrix products and attention."""
     compile: bool = False
     """Run the model through torch.compile."""
+    compile_mode: Literal["default", "reduce-overhead", "cudagraphs"] = "default"
+    """torch.compile: reduce-overhead records its kernels in CUDA graphs; cudagraphs records eager kernels in them."""
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
             check_at_least("micro_batch", self.micro_batch, 1)
+        if not self.compile:
+            refuse_unread(self, ("compile_mode",), "--compile")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ class StepKind(StrEnum):
     """A clock reading after input, forward, backward and optimizer."""
     COMM_FREE = "comm_free"
     """No gradient all-reduce (`no_sync`); the training state is restored afterwards."""
+    FREE = "free"
+    """Not synchronized with the device at its edges: the host may run ahead, as in a training loop."""
     PROFILED = "profiled"
     """torch's profiler."""
     SETTLE = "settle"
@@ -64,9 +66,10 @@ class StepPlan:
     comm_free_steps: int = 4
     profiled_steps: int = 0
     cycles: int = 2
+    free_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("lead_in_steps", "phase_steps", "comm_free_steps", "profiled_steps"):
+        for name in ("lead_in_steps", "phase_steps", "comm_free_steps", "profiled_steps", "free_steps"):
             check_at_least(name, getattr(self, name), 0)
         check_at_least("clean_steps", self.clean_steps, 1)
         check_at_least("cycles", self.cycles, 1)
@@ -77,6 +80,7 @@ class StepPlan:
         found = [Block(StepKind.CLEAN, self.lead_in_steps)]
         for cycle in range(self.cycles):
             found.append(Block(StepKind.CLEAN, _share(self.clean_steps, self.cycles, cycle)))
+            found.append(Block(StepKind.FREE, _share(self.free_steps, self.cycles, cycle)))
             found.append(Block(StepKind.PHASES, _share(self.phase_steps, self.cycles, cycle)))
             comm_free = _share(self.comm_free_steps, self.cycles, cycle)
             if comm_free:

@@ -21,7 +21,7 @@ from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFai
 from scalelab.launch.agreement import copied_directory, remove_stored
 from scalelab.launch.launcher import Launcher
 from scalelab.launch.ranks.allocation import find_own_job
-from scalelab.records.environment import Environment, read_environment
+from scalelab.records.environment import Environment, Gpu, read_environment
 from scalelab.records.launchers import LAUNCHERS
 from scalelab.records.running import Neighbour, Occupation, read_neighbours
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
@@ -365,7 +365,7 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
     """What the run was measured on."""
     commit = environment.git_commit
     changed = " with uncommitted changes" if environment.git_is_dirty else ""
-    gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in environment.gpus)
+    gpus = ", ".join(map(describe_gpu, environment.gpus)) + (", shared by MPS" if environment.has_mps else "")
     cores = f"{environment.num_cores} of {environment.num_machine_cores} cores usable"
     load = environment.load_average
     rows = [
@@ -387,6 +387,11 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
     ]
     rows += sorted(environment.variables.items())
     return tuple(rows)
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    ecc = {True: ", ECC", False: ", no ECC", None: ""}[gpu.has_ecc]
+    return f"{gpu.name} ({format_bytes(gpu.memory_bytes)}{ecc}{', MIG' if gpu.has_mig else ''})"
 
 
 def ignore_event(event: Event) -> None:

@@ -1,10 +1,12 @@
-"""The one timed loop, in its four forms.
+"""The one timed loop, in its five forms.
 
 Clean steps carry nothing but two clock readings, with the device synchronized at both edges: they give the step times.
 The other kinds run as separate blocks of the same launch, between blocks of clean ones, so that the machine's noise
 affects all alike. Only the profiled ones come last, because they leave the rank slower for a few steps:
 
     phases      a clock reading after input, forward, backward and optimizer, and at the last gradient
+    free        the device is waited for only before the first step and after the last, so the host runs ahead as in a
+                training loop; steps end where their events are in the device's stream. The loss is not read
     comm_free   no gradient all-reduce (`no_sync`); replicas drift apart, so the state from before is restored
     profiled    torch's profiler
 
@@ -224,6 +226,8 @@ def run_block(training: Training, block: Block, rank: int, trace: Path, samples:
     try:
         if block.kind is StepKind.PHASES:
             run_phase_steps(training, block.num_steps, raw)
+        elif block.kind is StepKind.FREE:
+            run_free_steps(training, block.num_steps, raw)
         elif block.kind is StepKind.COMM_FREE:
             run_comm_free_steps(training, block.num_steps, raw)
         elif block.kind is StepKind.PROFILED:
@@ -242,6 +246,30 @@ def run_clean_steps(training: Training, num_steps: int, raw: list[RawStep]) -> N
         loss = take_step(training, mark_nothing)
         synchronize()
         raw.append(RawStep(start, perf_counter(), loss.item() if gives_loss else None))
+
+
+def run_free_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:
+    """Steps between which nothing is waited for; on a CPU they are clean ones whose loss is not read."""
+    driver = find_driver_of(training.model.parameters())
+    training.synchronize()
+    start = perf_counter()
+    if driver is None:
+        for _ in range(num_steps):
+            take_step(training, mark_nothing)
+            end = perf_counter()
+            raw.append(RawStep(start, end, None))
+            start = end
+        return
+    marks = [driver.make_event() for _ in range(num_steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        take_step(training, mark_nothing)
+        mark.record()
+    training.synchronize()
+    for begin, end_mark in itertools.pairwise(marks):
+        end = start + float(begin.elapsed_time(end_mark)) / 1e3
+        raw.append(RawStep(start, end, None))
+        start = end
 
 
 def run_phase_steps(training: Training, num_steps: int, raw: list[RawStep]) -> None:

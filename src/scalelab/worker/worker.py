@@ -15,6 +15,8 @@ import os
 import resource
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -34,6 +36,7 @@ from scalelab.launch.agreement import (
     EXIT_FAILED,
     EXIT_STORAGE,
     Assignment,
+    flight_file,
     make_replica_clock,
     outcome_file,
     samples_file,
@@ -67,6 +70,10 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE_STORAGE = (errno.EROFS, errno.EIO, errno.ESTALE)
 LONGEST_WAIT_SECONDS = 1800.0
 """Timeout of one collective; a whole training run may take days."""
+FLIGHT_ENTRIES = 200
+"""Collectives that torch's flight recorder keeps."""
+FLIGHT_SHARE = 0.9
+"""Of the time limit: when they are written down."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from malloc.h."""
 
@@ -273,7 +280,23 @@ def join_group(trial: Trial, assignment: Assignment) -> None:
         timeout=timeout,
         master_listen_fd=assignment.listen_fd if assignment.rank == 0 else None,
     )
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_ENTRIES))
     dist.init_process_group(backend, store=store, rank=assignment.rank, world_size=trial.num_ranks, timeout=timeout)
+    passed = time.time() - psutil.Process().create_time()
+    dump = threading.Timer(FLIGHT_SHARE * trial.timeout_seconds - passed, write_flight, (trial, assignment))
+    dump.daemon = True
+    dump.start()
+
+
+def write_flight(trial: Trial, assignment: Assignment) -> None:
+    """Write down the last collectives while this rank may hang in one; a rank that ends in time never comes here."""
+    by_nccl = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) if name_backend(trial) == "nccl" else None
+    dump: Any = by_nccl or getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if dump is not None:
+        file = flight_file(Path(assignment.directory), assignment.rank)
+        with contextlib.suppress(OSError, RuntimeError):  # nobody would see it, and the time limit comes anyway
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(dump())
 
 
 def share_cores(trial: Trial, assignment: Assignment) -> tuple[tuple[int, ...], ...]:

@@ -6,7 +6,6 @@ the share is too small to import torch, nothing is measured.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ from rich.markup import escape
 from scalelab import __version__
 from scalelab.checks import clean_lines, find_unguarded
 from scalelab.errors import RankUnknown
+from scalelab.launch.gpus import GpuState, open_nvml, read_nvml
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
 from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
@@ -323,57 +324,39 @@ def examine_device(name: str, bundle: Path | None) -> Iterator[DoctorCheck]:
         environment = to_builtins(read_environment(__version__))
         write_json(bundle, {"device": name, "checks": found, "environment": environment})
     yield from map(grade_device, found)
-    nvml = open_driver() if listed else None
-    if nvml is not None:
-        yield from look_at_driver(nvml)
-
-
-def open_driver() -> Any:
-    """NVML by its library; None: it is not installed, or finds no driver."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - its own class of errors has no name before it is imported
-        return None
-    return nvml
-
-
-SLOWING = {
-    0x04: "software power cap",
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-"""NVML's reasons for a lowered clock (nvmlClocksThrottleReason…), without idling and clocks that someone has set."""
+    with ExitStack() as stack:
+        nvml = open_nvml(stack) if listed else None
+        if nvml is not None:
+            yield from look_at_driver(nvml)
 
 
 def look_at_driver(nvml: Any) -> Iterator[DoctorCheck]:
-    """Clock, power, reasons to slow down, MIG and other tenants of every GPU, by the driver's library."""
+    """Clock, power, reasons to slow down, ECC, MIG and other tenants of every GPU, by the driver's library."""
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        yield grade_gpu(index, read_nvml(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
 
-        def ask(name: str, *words: Any, handle: Any = handle) -> Any:
-            try:
-                return getattr(nvml, name)(handle, *words)
-            except nvml.NVMLError:  # this GPU, or this user, cannot ask
-                return None
 
-        clock, most = ask("nvmlDeviceGetClockInfo", 1), ask("nvmlDeviceGetMaxClockInfo", 1)
-        power, cap = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
-        mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        slowed = [words for bit, words in SLOWING.items() if mask & bit]
-        mig, tenants = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeRunningProcesses") or []
-        said = [
-            f"SM clock {clock} of {most} MHz" if clock is not None and most is not None else "clock unknown",
-            f"{power / 1e3:.0f} of {cap / 1e3:.0f} W" if power is not None and cap is not None else "power unknown",
-            *(["slowed by " + ", ".join(slowed)] if slowed else []),
-            *(["MIG is on: a slice is not a whole GPU"] if mig and mig[0] else []),
-            *([f"used by processes {', '.join(str(one.pid) for one in tenants)}"] if tenants else []),
-        ]
-        advice = "steps would vary: wait, cool it or end the others" if len(said) > 2 else ""
-        grade = Grade.WARNING if advice else Grade.OK
-        yield DoctorCheck(name=f"GPU {index}", grade=grade, detail=", ".join(said), next_step=advice)
+def grade_gpu(index: int, gpu: GpuState) -> DoctorCheck:
+    clock, most = gpu.clock_hertz, gpu.most_clock_hertz
+    power, cap, heat = gpu.power_watts, gpu.most_power_watts, gpu.temperature_celsius
+    said = [
+        f"SM clock {clock / 1e6:.0f} of {most / 1e6:.0f} MHz" if clock and most else "clock unknown",
+        f"{power:.0f} of {cap:.0f} W" if power is not None and cap else "power unknown",
+        *([] if heat is None else [f"{heat:.0f} °C"]),
+        *([] if gpu.has_ecc is None else [f"ECC {'on' if gpu.has_ecc else 'off'}"]),
+    ]
+    doubts = [
+        *(["slowed by " + ", ".join(gpu.slowed)] if gpu.slowed else []),
+        *(["MIG is on: a slice is not a whole GPU"] if gpu.has_mig else []),
+        *([f"{gpu.num_errors} uncorrected memory errors"] if gpu.num_errors else []),
+        *([f"used by processes {', '.join(map(str, gpu.processes))}"] if gpu.processes else []),
+    ]
+    return DoctorCheck(
+        name=f"GPU {index}",
+        grade=Grade.WARNING if doubts else Grade.OK,
+        detail=", ".join([*said, *doubts]),
+        next_step="steps would vary: wait, cool it, end the others, or use a whole GPU" if doubts else "",
+    )
 
 
 def grade_device(check: Mapping[str, Any]) -> DoctorCheck:

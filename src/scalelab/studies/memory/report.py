@@ -59,6 +59,10 @@ NOTHING = FindingKind("not-measured", "No trial completed", MAIN)
 
 NO_FORECAST = CautionKind("no-forecast", "The memory of the workload cannot be forecast", "note")
 FORECAST_OFF = CautionKind("forecast-off", "A forecast is off by more than 5 %", "noise", ("error",))
+FRAGMENTED = CautionKind(
+    "fragmented", "The caching allocator reserved far more than was allocated", "note", ("reserved_bytes", "peak_bytes")
+)
+MOST_RESERVED = 1.2
 FEW_GPUS = CautionKind("few-gpus", "Rows need more GPUs than this machine has", "note")
 FORECAST_LIMITS = CautionKind("forecast-limits", "What a memory forecast leaves out", "note")
 
@@ -308,6 +312,7 @@ def find_memory_cautions(
             "trust the measured peak; where only a forecast is known, leave that margin",
             error=worst.error,
         )
+    yield from _name_fragmented(rows)
     if missing:
         yield FEW_GPUS(
             ", ".join(missing),
@@ -322,6 +327,22 @@ def find_memory_cautions(
             "the forecast leaves out fragmentation, the CUDA context (about 0.5 GB) and library workspaces" + kernels,
             "leave a tenth of the device free, and confirm with max-batch on the device",
         )
+
+
+def _name_fragmented(rows: Sequence[MemoryRow]) -> Iterator[Caution]:
+    """The row whose allocator reserved most over what was allocated."""
+    known = [(row.label, row.measured) for row in rows if row.measured]
+    held = [(label, one.reserved_bytes, one.peak_bytes) for label, one in known if one.reserved_bytes]
+    label, reserved, peak = max(held, key=lambda one: one[1] / one[2], default=("", 0, 0))
+    if reserved <= MOST_RESERVED * peak:
+        return
+    yield FRAGMENTED(
+        label,
+        f"{label}: the allocator reserved {format_bytes(reserved)} for a peak of {format_bytes(peak)}",
+        "try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        reserved_bytes=reserved,
+        peak_bytes=peak,
+    )
 
 
 def _name_failures(rows: Sequence[MemoryRow]) -> Iterator[Caution]:

@@ -25,6 +25,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.scaling.answer import ScalingAnswer, find_findings
+from scalelab.studies.shared.accelerators import make_device_sections, name_device_findings
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status
 from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases, plot_rank_parts, warn_of_rest
 from scalelab.studies.shared.cautions import EXTRAPOLATED, find_cautions
@@ -292,12 +293,14 @@ def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Seq
     laws = make_law_table(answer)
     if laws is not None:
         sections.append(Section(heading="Scaling laws", tables=(laws,)))
+    arms = [arm for arm in answer.arms.values() if arm.is_measured]
+    sections += make_device_sections(arms)
     return Document(
         title=study.title,
         question=study.question,
         setting=_describe_setting(answer, study.job, study.sampling or Sampling(), batch),
         sections=tuple(sections),
-        findings=tuple(find_findings(answer)),
+        findings=(*find_findings(answer), *name_device_findings(arms)),
         cautions=(
             *(warn_of_control(*answer.controlled) if answer.controlled else ()),
             *_warn_of_work(answer),

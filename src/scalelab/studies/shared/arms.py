@@ -34,6 +34,8 @@ class Arm:
     """How many first steps are dropped, the same in every configuration of a study."""
     num_clean_steps: int
     """Clean steps of one launch, warm-up included."""
+    free: Rounds = ()
+    """Steps that ran freely; empty rounds where there were none."""
 
     @property
     def configuration(self) -> str:
@@ -197,8 +199,10 @@ def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | 
     by_round = {result.trial.round: result for result in results}
     clean: list[list[float]] = [[] for _ in range(last_round)]
     comm_free: list[list[float]] = [[] for _ in range(last_round)]
+    free: list[list[float]] = [[] for _ in range(last_round)]
     for number, result in by_round.items():
         if result.status is Status.COMPLETED:
+            free[number - 1] = list(result.step_seconds(StepKind.FREE).values())
             clean[number - 1] = list(result.step_seconds(StepKind.CLEAN).values())
             comm_free[number - 1] = list(result.step_seconds(StepKind.COMM_FREE).values())
     if forced_warmup is None:
@@ -213,6 +217,7 @@ def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | 
         warmup=warmup,
         num_dropped=0,
         num_clean_steps=max((len(steps) for steps in clean), default=0),
+        free=free,
     )
 
 

@@ -15,6 +15,7 @@ from scalelab.launch.ranks.placement import Placement, find_mistakes
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
+from scalelab.studies.shared.accelerators import look_at_devices
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_quantity, format_share
 
@@ -80,7 +81,7 @@ VERBS = {
 def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
     """Everything that makes the numbers less certain than their intervals say."""
     every = list(arms)
-    found = [caution for arm in every for caution in _look_at_arm(arm)]
+    found = [*(caution for arm in every for caution in _look_at_arm(arm)), *look_at_devices(every)]
     return (*found, *_look_at_host(every), *_name_unsettled(every), *_name_drifts(every), *_name_tails(every))
 
 
@@ -118,7 +119,7 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
     """Ranks whose losses are equal to the last bit in every step of a launch, though each has its own samples."""
     for result in arm.completed:
         by_rank: dict[int, list[float | None]] = {}
-        for sample in result.samples:
+        for sample in (one for one in result.samples if one.kind is not StepKind.FREE):  # whose loss is not read
             by_rank.setdefault(sample.rank, []).append(sample.loss)
         first = by_rank.get(0, [])
         if len(by_rank) < 2 or len(set(first)) < FEWEST_LOSSES or None in first:

@@ -11,6 +11,7 @@ import tyro
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import Instrument
 from scalelab.records.refusals import check_strategy
 from scalelab.records.strategies import SCRIPT, find_strategy
@@ -43,13 +44,15 @@ class Sampling:
     """Extra steps per launch without the gradient all-reduce: they show what communication costs."""
     profile_steps: int = 0
     """Last steps per launch, under torch's profiler; traces are kept. No step is profiled under --memory-limit."""
+    free_steps: int = 8
+    """Extra steps per launch that are not synchronized at their edges, on GPUs: they show host-bound time."""
     control: bool = True
     """Measure the reference twice, as two configurations: if they differ, so does the machine."""
 
     def __post_init__(self) -> None:
         check_at_least("rounds", self.rounds, 1)
         check_at_least("steps", self.steps, 2)
-        for name in ("phase_steps", "comm_free_steps", "profile_steps"):
+        for name in ("phase_steps", "comm_free_steps", "profile_steps", "free_steps"):
             check_at_least(name, getattr(self, name), 0)
         if self.warmup is not None:
             check_at_least("warmup", self.warmup, 0)
@@ -86,6 +89,7 @@ class Sampling:
             phase_steps=self.phase_steps,
             comm_free_steps=self.comm_free_steps,
             profiled_steps=self.profile_steps,
+            free_steps=self.free_steps,
         )
 
 
@@ -154,6 +158,8 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
 def plan_task(job: Job, sampling: Sampling, configuration: Configuration) -> Measure | Script:
     """What the ranks of a configuration do: train the workload, or run the script."""
     plan = plan_steps(sampling, configuration.strategy, job.memory_limit_bytes)
+    if job.script is not None or not find_kind(job.found_device).is_accelerator:
+        plan = replace(plan, free_steps=0)  # a CPU has nothing queued, and a script waits where it likes
     if job.script is None:
         return Measure(plan=plan)
     num_ranks = configuration.num_ranks

@@ -34,6 +34,7 @@ from scalelab.report.tables import (
     seconds_column,
     text_column,
 )
+from scalelab.studies.shared.accelerators import make_device_sections, name_device_findings
 from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
@@ -350,8 +351,8 @@ class SweepStudy(Study, is_abstract=True):
             title=self.title,
             question=self.question,
             setting=describe_measurement(self.job, self.sampling, sweep.arms.values(), *settings),
-            sections=(self.make_main_section(sweep), *self.list_sections(sweep)),
-            findings=tuple(self.list_findings(sweep)),
+            sections=(self.make_main_section(sweep), *self.list_sections(sweep), *make_device_sections(sweep.measured)),
+            findings=(*self.list_findings(sweep), *name_device_findings(sweep.measured)),
             cautions=(
                 *self.list_cautions(sweep),
                 *find_sweep_cautions(self.select_doubtful(sweep), sweep.reference),

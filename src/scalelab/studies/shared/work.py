@@ -55,10 +55,14 @@ def measure_speed(arm: Arm) -> Estimate | None:
     return arm.step.map(lambda seconds: work / seconds)
 
 
+def has_tokens(arm: Arm) -> bool:
+    """Whether what a step processes is counted in tokens."""
+    return bool(_read_tokens(arm))
+
+
 def name_samples(job: Job, arms: Iterable[Arm]) -> str:
     """What throughput counts: tokens where samples have them."""
-    has_tokens = getattr(job.built_in, "num_tokens", None) or any(map(_read_tokens, arms))
-    return "tokens" if has_tokens else "samples"
+    return "tokens" if getattr(job.built_in, "num_tokens", None) or any(map(has_tokens, arms)) else "samples"
 
 
 def count_tokens(arm: Arm) -> float:

@@ -38,6 +38,11 @@ from scalelab.worker.strategies.blocks import apply_checkpointing, find_blocks
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
 
 Apply = Callable[[nn.Module, torch.device, Trial], nn.Module]
+COMPILE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"mode": "reduce-overhead"},
+    "cudagraphs": {"backend": "cudagraphs"},
+}
 CLIP_MARGIN = 1e-6
 """torch's own, against a norm of 0."""
 
@@ -61,10 +66,10 @@ def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.M
     compiles_blocks = find_strategy(trial.strategy).wraps_blocks
     if trial.shape.compile and compiles_blocks:
         for block in find_blocks(model) or [model]:
-            block.compile()
+            block.compile(**COMPILE_OPTIONS[trial.shape.compile_mode])
     distributed = load_strategy(trial.strategy)(model, device, trial)
     if trial.shape.compile and not compiles_blocks:
-        compiled: Any = torch.compile(distributed)
+        compiled: Any = torch.compile(distributed, **COMPILE_OPTIONS[trial.shape.compile_mode])
         whole: nn.Module = compiled
         return whole
     return distributed
