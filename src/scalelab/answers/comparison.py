@@ -338,13 +338,10 @@ def _list_differences(before: RunSide, after: RunSide, common: list[str]) -> Ite
         yield Section(heading="Other differences", tables=(table,))
 
 
-LEFT_OUT = ("load_average", "variables", "topology")
-"""Of an environment: what differs always, what is listed by name, and a page of text."""
-
-
 def _describe_environment(side: RunSide) -> dict[str, Any]:
-    """Machine and software; variables by name, without the load."""
-    known = {key: value for key, value in side.environment.items() if key not in LEFT_OUT}
+    """Machine and software; variables by name, without the load and the page of the topology."""
+    left_out = ("load_average", "variables", "topology")
+    known = {key: value for key, value in side.environment.items() if key not in left_out}
     return known | dict(side.environment.get("variables", {}))
 
 

@@ -2,8 +2,9 @@
 down, ECC, MIG, other tenants.
 
 NVIDIA's by the library nvidia-ml-py where it is installed (`pip install 'scalelab[gpu]'`), otherwise by nvidia-smi;
-AMD's by the library amdsmi (`scalelab[rocm]`, or as it comes with ROCm). A sensor that a GPU does not have, or that this user may not read,
-is None. NVML's power is the mean of about a second on several generations, so single steps have no energy of their own.
+AMD's by the library amdsmi (`scalelab[rocm]`, or as it comes with ROCm). A sensor that a GPU does not have, or that
+this user may not read, is None. NVML's power is the mean of about a second on several generations, so single steps have
+no energy of their own.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,17 @@ def test_every_field_of_the_job_reaches_the_trials() -> None:
     trial = make_strong(job=job).plan()[0]
     assert (trial.workload, trial.options, trial.dtype) == ("gpt2", {"size": "tiny"}, "float64")
     assert (trial.memory_limit_bytes, trial.timeout_seconds) == (2 * 2**30, 90.0)
-    assert (trial.seed, trial.port, trial.task) == (7, 4321, Measure(plan=SAMPLING.plan))
+    assert (trial.seed, trial.port, trial.task) == (7, 4321, Measure(plan=replace(SAMPLING.plan, free_steps=0)))
+
+
+def test_steps_run_freely_only_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "scalelab.studies.shared.job.find_gpus", lambda: (Gpu(name="H", memory_bytes=1, driver="1"),) * 9
+    )
+    for device, count in (("cuda", SAMPLING.free_steps), ("cpu", 0)):
+        plan = make_strong(job=Job(workload="mlp", device=device)).plan()[0].step_plan
+        assert plan is not None
+        assert plan.free_steps == count
 
 
 @given(st.integers(2, 200), st.none() | st.integers(0, 199))
