@@ -24,6 +24,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from scalelab.errors import UsageError
@@ -326,6 +327,7 @@ def parse_bytes(text: str) -> int:
     return round(Fraction(match[1]) * factors[match[2].lower()])
 
 
+@lru_cache(maxsize=256)
 def parse_seconds(text: str) -> float:
     """A time as a person types it: 30s, 10min, 1.5h, 200ms, "1 min 20 s", or bare seconds."""
     stripped = text.replace(GROUP_SEPARATOR, "").strip()

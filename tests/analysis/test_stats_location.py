@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.stats import (
-    TAIL,
-    _find_position,
-    _tabulate_signed_rank,
-    estimate_location,
-    find_t_quantile,
-)
+from scalelab.analysis.signed_rank import MOST_LISTED, find_position, select_averages, tabulate_signed_rank
+from scalelab.analysis.stats import TAIL, estimate_location, find_t_quantile
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=15)
 
@@ -49,12 +44,28 @@ def test_the_signed_rank_table_is_what_counting_all_signs_gives() -> None:
     choices = itertools.product((0, 1), repeat=6)
     sums = [sum(rank * chosen for rank, chosen in enumerate(choice, start=1)) for choice in choices]
     counted = [np.mean([total <= limit for total in sums]) for limit in range(22)]
-    assert _tabulate_signed_rank(6) == pytest.approx(counted)
+    assert tabulate_signed_rank(6) == pytest.approx(counted)
 
 
 def test_eight_numbers_have_limits_between_the_published_ranks() -> None:
     """The two-sided 5 % test with n = 8 has the critical value 3: the limits lie past the fourth average."""
-    assert 3 <= _find_position(8, TAIL) < 4
+    assert 3 <= find_position(8, TAIL) < 4
+
+
+@pytest.mark.parametrize("digits", [0, 1, 12])
+def test_the_averages_of_many_numbers_are_those_of_all_pairs(digits: int) -> None:
+    data = np.random.default_rng(digits).normal(size=MOST_LISTED + 90).round(digits)
+    first, second = np.triu_indices(len(data))
+    listed = np.sort((data[first] + data[second]) / 2)
+    ranks = [0, 1, 777, len(listed) // 2, len(listed) - 778, len(listed) - 1]
+    assert select_averages(data, ranks) == pytest.approx([float(listed[rank]) for rank in ranks], abs=1e-12)
+
+
+def test_the_limits_of_many_numbers_are_those_of_the_table() -> None:
+    table = tabulate_signed_rank(MOST_LISTED + 1)
+    exact = float(np.interp(TAIL, table, np.arange(len(table))))
+    middle = (len(table) - 1) / 2
+    assert middle - find_position(MOST_LISTED + 1, TAIL) == pytest.approx(middle - exact, rel=2e-3)
 
 
 def test_one_wild_number_hardly_moves_the_centre() -> None:

@@ -41,6 +41,7 @@ from scalelab.analysis.stats import (
     drop_empty,
     estimate_location,
     estimate_over_rounds,
+    find_median,
     find_medians,
     find_t_quantile,
     pair_medians,
@@ -122,6 +123,9 @@ OUTLIER_DEVIATIONS = 3.5
 OUTLIER_RATIO = 1.5
 """And it must be half as long again as the median: a tight series has harmless outliers."""
 
+MOST_PAIRED = 500
+"""Values whose pairs a trend is read from; of more, the medians of so many neighbourhoods."""
+
 DRIFT_CHANCE = 0.02
 """How often a series without a trend may be taken for one with it; five values can reach that."""
 
@@ -166,7 +170,7 @@ def find_outliers(rounds: Rounds) -> list[Outlier]:
         if not len(steps):
             continue
         times = np.asarray(steps, dtype=np.float64)
-        median = float(np.median(times))
+        median = find_median(times)
         limit = max(median * (1 + OUTLIER_DEVIATIONS * _measure_spread(times)), median * OUTLIER_RATIO)
         found += [
             Outlier(round=index, step=int(step), ratio=float(times[step] / median))
@@ -188,7 +192,7 @@ def measure_noise(rounds: Rounds) -> Noise:
 def find_drift(rounds: Rounds) -> Drift | None:
     """The trend over the rounds and within the launches, where there is one of any consequence."""
     series = drop_empty(rounds)
-    relative = [(steps / np.median(steps)).tolist() for steps in series]
+    relative = [(steps / find_median(steps)).tolist() for steps in series]
     over_rounds = _find_trend(find_medians(series))
     within_launches = _find_trend(find_step_medians(relative))
     if over_rounds is None and within_launches is None:
@@ -198,8 +202,8 @@ def find_drift(rounds: Rounds) -> Drift | None:
 
 def _measure_spread(values: Floats) -> float:
     """The median absolute deviation, as a standard deviation relative to the median."""
-    centre = np.median(values)
-    return float(MAD_TO_DEVIATION * np.median(np.abs(values - centre)) / centre)
+    centre = find_median(values)
+    return MAD_TO_DEVIATION * find_median(np.abs(values - centre)) / centre
 
 
 def _find_trend(values: Floats) -> float | None:
@@ -212,6 +216,8 @@ def _find_trend(values: Floats) -> float | None:
 
     if len(values) < 2 or np.ptp(values) == 0:
         return None
+    if len(values) > MOST_PAIRED:
+        values = np.array([find_median(part) for part in np.array_split(values, MOST_PAIRED)])
     order = np.arange(len(values))
     change = float(theilslopes(values, order).slope) * (len(values) - 1) / float(np.median(values))
     chance = float(kendalltau(order, values).pvalue)

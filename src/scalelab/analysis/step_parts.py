@@ -44,7 +44,14 @@ from functools import cached_property
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import FEWEST_STEPS, Floats, estimate_location, estimate_median, estimate_over_rounds
+from scalelab.analysis.stats import (
+    FEWEST_STEPS,
+    Floats,
+    estimate_location,
+    estimate_median,
+    estimate_over_rounds,
+    find_median,
+)
 from scalelab.records.trial import PHASES, StepKind, StepSample
 
 PARTS = ("input", "compute", "exposed", "waiting", "stalled")
@@ -126,6 +133,10 @@ class LaunchSteps:
         return [int(number) for number in order[cut : len(order) - cut]]
 
 
+_FIRST = StepSample._fields.index("start_seconds")
+_PLACES = {name: place for place, name in enumerate(StepSample._fields[_FIRST:])}
+
+
 def tabulate_steps(samples: Iterable[StepSample], num_ranks: int, *, waits_for_buffers: bool) -> LaunchSteps | None:
     """The phase-timed steps that every rank completed; None without one."""
     by_step: dict[int, dict[int, StepSample]] = {}
@@ -136,9 +147,11 @@ def tabulate_steps(samples: Iterable[StepSample], num_ranks: int, *, waits_for_b
     if not complete:
         return None
 
+    by_rank = [found[rank] for found in complete for rank in range(num_ranks)]
+    numbers = np.array([sample[_FIRST:] for sample in by_rank], dtype=np.float64)
+
     def read(name: str) -> Floats:
-        values = [[getattr(found[rank], f"{name}_seconds") for rank in range(num_ranks)] for found in complete]
-        return np.array(values, dtype=np.float64)
+        return numbers[:, _PLACES[f"{name}_seconds"]].reshape(-1, num_ranks)
 
     stalls = {name: read(name) for name in _STALLS}
     are_counted = all(np.isfinite(values).all() for values in stalls.values())
@@ -195,7 +208,7 @@ def _break_down_rank(rank: int, pairs: Sequence[tuple[LaunchSteps, Sequence[Sequ
     are_stalls_known = all(launch.stalls is not None for launch, _ in pairs)
     names = [name for name in PARTS if name != "stalled" or are_stalls_known]
     means = {name: np.array([_average_middle(launch, name, rank) for launch, _ in pairs]) for name in names}
-    steps = np.array([np.median(clean[rank]) for _, clean in pairs])
+    steps = np.array([find_median(clean[rank]) for _, clean in pairs])
     parts = {name: _centre(values) for name, values in means.items()}
     step = _centre(steps)
     left = steps - np.sum(list(means.values()), axis=0)

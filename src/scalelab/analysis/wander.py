@@ -40,32 +40,73 @@ class WanderModels(NamedTuple):
     """Every ρ and λ for rounds at given places: all that does not depend on what was measured."""
 
     log_weights: Floats
-    projections: Floats
-    """Of deviations from the mean, to residual sums of squares."""
+    precision: Floats
+    """Diagonal and first off-diagonal of T, the inverse of the wander's covariance: a row of each per model."""
+    factor: Floats
+    """Banded Cholesky factor of λ I + (1 − λ) T, all models one after the other."""
+    sums: Floats
+    """V⁻¹ 1 per model, where V is the covariance of rounds."""
     mean_variances: Floats
     """Of the mean of all rounds, for a variance of 1."""
+
+    def sum_squares(self, deviations: Floats) -> Floats:
+        """The residual sum of squares per model: dᵀ V⁻¹ d − (1ᵀ V⁻¹ d)² / 1ᵀ V⁻¹ 1."""
+        solved = _solve(self.precision, self.factor, deviations)
+        squares: Floats = solved @ deviations - (self.sums @ deviations) ** 2 / self.sums.sum(axis=1)
+        return squares
 
 
 @lru_cache(maxsize=256)
 def _prepare(places: tuple[int, ...]) -> WanderModels:
+    """The models, in time and memory that grow with the number of rounds.
+
+    An autoregression has a tridiagonal inverse covariance T, so that of V = λ T⁻¹ + (1 − λ) I is
+    V⁻¹ = (λ I + (1 − λ) T)⁻¹ T, and both factors are banded. Independent rounds are ρ = 0.
+    """
+    from scipy.linalg import cholesky_banded
+
     num = len(places)
-    distance = np.abs(np.subtract.outer(places, places))
-    kinds = [(STEADY, np.eye(num))]
-    for memory, weight in MEMORIES.items():
-        for share in WANDER_SHARES:
-            covariance = share * memory**distance + (1 - share) * np.eye(num)
-            kinds.append(((1 - STEADY) * weight / len(WANDER_SHARES), covariance))
-    covariances = np.array([covariance for _, covariance in kinds])
-    inverses = np.linalg.inv(covariances)
-    sums = inverses.sum(axis=2)
-    totals = sums.sum(axis=1)
-    log_weights = np.log([weight for weight, _ in kinds])
-    log_weights -= (np.linalg.slogdet(covariances)[1] + np.log(totals)) / 2
+    kinds = [(STEADY, 0.0, 1.0)]
+    kinds += [
+        ((1 - STEADY) * weight / len(WANDER_SHARES), memory, share)
+        for memory, weight in MEMORIES.items()
+        for share in WANDER_SHARES
+    ]
+    weights, memories, shares = (np.array(column)[:, None] for column in zip(*kinds, strict=True))
+    kept = memories ** np.diff(places)  # ρ to the distance of neighbours
+    lost = 1 - kept**2
+    ends = np.zeros((len(kinds), 1))
+    diagonal = 1 + np.hstack([ends, kept**2 / lost]) + np.hstack([kept**2 / lost, ends])
+    beside = np.hstack([ends, -kept / lost])  # above the diagonal; a model's first has no neighbour
+    precision = np.array([beside, diagonal])
+    mixed = np.array([(1 - shares) * beside, shares + (1 - shares) * diagonal])
+    factor = cholesky_banded(mixed.reshape(2, -1))
+    sums = _solve(precision, factor, np.ones(num))
+    log_determinants = np.log(lost).sum(axis=1) + 2 * np.log(factor[1].reshape(len(kinds), num)).sum(axis=1)
+    total = np.full(len(kinds), float(num))
+    before = np.zeros(len(kinds))
+    for column in kept.T:
+        before = column * (before + 1)
+        total += 2 * before
     return WanderModels(
-        log_weights=log_weights,
-        projections=inverses - sums[:, :, None] * sums[:, None, :] / totals[:, None, None],
-        mean_variances=covariances.sum(axis=(1, 2)) / num**2,
+        log_weights=np.log(weights[:, 0]) - (log_determinants + np.log(sums.sum(axis=1))) / 2,
+        precision=precision,
+        factor=factor,
+        sums=sums,
+        mean_variances=(shares[:, 0] * total + (1 - shares[:, 0]) * num) / num**2,
     )
+
+
+def _solve(precision: Floats, factor: Floats, values: Floats) -> Floats:
+    """V⁻¹ of every model times the values."""
+    from scipy.linalg import cho_solve_banded
+
+    beside, diagonal = precision
+    product = diagonal * values
+    product[:, 1:] += beside[:, 1:] * values[:-1]
+    product[:, :-1] += beside[:, 1:] * values[1:]
+    solved: Floats = cho_solve_banded((factor, False), product.reshape(-1), check_finite=False)
+    return solved.reshape(product.shape)
 
 
 def find_widening(values: Floats) -> float:
@@ -82,7 +123,7 @@ def find_widening(values: Floats) -> float:
     from scipy.special import stdtr, stdtrit  # here, because loading it takes longer than --help
 
     models = _prepare(tuple(int(place) for place in places))
-    squares = np.maximum(np.einsum("i,kij,j->k", deviations, models.projections, deviations), 1e-300)
+    squares = np.maximum(models.sum_squares(deviations), 1e-300)
     log_weights = models.log_weights - (num - 1) / 2 * np.log(squares)
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()

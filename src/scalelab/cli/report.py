@@ -17,7 +17,7 @@ import tyro
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_outputs, write_target
 from scalelab.errors import DamagedRun, UsageError
-from scalelab.records.store import RUNS_DIR, RunStore
+from scalelab.records.store import RUNS_DIR, RunStore, without_collector
 from scalelab.report.document import Document, read_document
 from scalelab.runs.pool import open_run_or_pool
 
@@ -96,7 +96,8 @@ def write_report(args: Sequence[str]) -> int:
 
         check_bundle(report.bundle)
         check_installed("--pdf")
-    document = describe_runs(stores)
+    with without_collector():  # ten thousand trials are a million objects, which stay until the end
+        document = describe_runs(stores)
     write_formats(document, output, [path for store in stores for path in store.paths])
     if report.bundle is not None:
         fill_bundle(report.bundle, document, stores)

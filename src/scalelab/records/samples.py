@@ -24,6 +24,8 @@ COLUMNS = StepSample._fields
 FIRST_COLUMNS = COLUMNS[: COLUMNS.index("ready_seconds")]
 """What the first files had. Columns were only ever added behind them: a file with fewer is read as it is."""
 
+KINDS = {kind.value: kind for kind in StepKind}
+
 TRANSFER_COLUMNS = Transfer._fields
 FETCH_COLUMNS = Fetch._fields
 
@@ -81,7 +83,8 @@ def parse_samples(text: str) -> list[StepSample]:
     rows = _split_rows(text)
     if not rows or len(rows[0]) < len(FIRST_COLUMNS) or tuple(rows[0]) != COLUMNS[: len(rows[0])]:
         raise ValueError(f"the header is {rows[0] if rows else None}, not {list(COLUMNS)}")
-    return [_parse_row(row, len(rows[0])) for row in rows[1:]]
+    num_columns = len(rows[0])
+    return [_parse_row(row, num_columns) for row in rows[1:]]
 
 
 def parse_transfers(text: str) -> list[Transfer]:
@@ -153,11 +156,12 @@ def sha256_of(data: bytes) -> str:
 def _parse_row(row: list[str], num_columns: int) -> StepSample:
     if len(row) != num_columns:
         raise ValueError(f"a line has {len(row)} fields, not {num_columns}: {row}")
-    rank, step, kind, *numbers = row
-    start, duration, *rest = (float(number) if number else None for number in numbers)
-    if start is None or duration is None or not math.isfinite(duration):
+    rank, step, kind, start, duration, *rest = row
+    if not start or not duration or not math.isfinite(seconds := float(duration)):
         raise ValueError(f"a step has no time: {row}")
-    return StepSample(int(rank), int(step), StepKind(kind), start, duration, *rest)
+    known = KINDS.get(kind) or StepKind(kind)
+    others = [float(number) if number else None for number in rest]
+    return StepSample(int(rank), int(step), known, float(start), seconds, *others)
 
 
 def _parse_transfer(row: list[str]) -> Transfer:

@@ -14,6 +14,7 @@ two runs never share one; `running.json`, created atomically, keeps two processe
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from scalelab.records.files import read_json, storage_errors, write_atomically, 
 from scalelab.records.origin import is_own, seal_run
 from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
-from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_trial, upgrade_result, write_trial
+from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_result, read_trial, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
 
 JOBS_FILE = "job.json"
@@ -135,11 +136,12 @@ class RunStore:
             seal_run(self.path, self.record.created_at)
 
     def trial_directory(self, trial_name: str) -> Path:
-        return self.path / "trials" / trial_name
+        return self.path.joinpath("trials", trial_name)
 
     def trials(self) -> tuple[Trial, ...]:
         """The planned trials, in the order in which they run."""
-        return tuple(read_trial(self.trial_directory(name)) for name in self.record.trials)
+        with without_collector():
+            return tuple(read_trial(self.trial_directory(name)) for name in self.record.trials)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
         """Extend the plan: a search adds trials that depend on results."""
@@ -185,22 +187,23 @@ class RunStore:
     def result(self, trial_name: str) -> TrialResult:
         """A stored result with its samples; raises `DamagedRun` if a file was changed or truncated."""
         directory = self.trial_directory(trial_name)
-        header = read_json(directory / "result.json")
-        version = check_schema(directory / "result.json", header)
-        known = {name: (header.pop(f"{name}_sha256", None), header.pop(f"num_{name}", None)) for name in RAW_FILES}
-        bare = convert_file(directory / "result.json", upgrade_result(header, version), TrialResult)
-        raw = {name: read_raw(directory / f"{name}.csv", *known[name]) for name in list_raw(bare)}
+        bare, header = read_result(directory / "result.json")
+        raw = {
+            name: read_raw(directory / f"{name}.csv", header.get(f"{name}_sha256"), header.get(f"num_{name}"))
+            for name in list_raw(bare)
+        }
         return with_samples(bare, **raw)
 
     def results(self) -> tuple[list[TrialResult], list[DamagedRun]]:
         """All readable results in plan order, and the errors of the others."""
         found, damaged = [], []
-        for name in self.record.trials:
-            if self.has_result(name):
-                try:
-                    found.append(self.result(name))
-                except DamagedRun as error:
-                    damaged.append(error)
+        with without_collector():
+            for name in self.record.trials:
+                if self.has_result(name):
+                    try:
+                        found.append(self.result(name))
+                    except DamagedRun as error:
+                        damaged.append(error)
         return found, damaged
 
     def set_aside(self, trial_name: str, suffix: str = "damaged") -> None:
@@ -244,6 +247,18 @@ class RunStore:
 
     def is_running(self) -> bool:
         return find_holder(self.path / RUNNING) is not None
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Read many records without the collector of cycles, which would look through all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def glance_at_status(file: Path) -> str | None:

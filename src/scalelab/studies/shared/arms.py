@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import TypeVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import group_fetches
@@ -14,8 +15,10 @@ from scalelab.analysis.quality import Warmup, find_warmup
 from scalelab.analysis.stats import Rounds, estimate_median
 from scalelab.records.observations import ScriptReport
 from scalelab.records.strategies import find_strategy
-from scalelab.records.trial import Status, StepKind, Trial, TrialResult
+from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.units import format_bytes
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +90,21 @@ class Arm:
 
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
-        rounds: list[list[float]] = []
-        for result in self.completed:
-            timed = (getattr(s, f"{name}_seconds") for s in result.samples if s.kind is StepKind.PHASES)
-            rounds.append([seconds for seconds in timed if seconds is not None])
-        return estimate_median(rounds) if any(rounds) else None
+        if name not in self._phases:
+            rounds: list[list[float]] = []
+            for timed in self._phase_samples:
+                found = [getattr(sample, f"{name}_seconds") for sample in timed]
+                rounds.append([seconds for seconds in found if seconds is not None])
+            self._phases[name] = estimate_median(rounds) if any(rounds) else None
+        return self._phases[name]
+
+    @cached_property
+    def _phases(self) -> dict[str, Estimate | None]:
+        return {}
+
+    @cached_property
+    def _phase_samples(self) -> list[list[StepSample]]:
+        return [[one for one in result.samples if one.kind is StepKind.PHASES] for result in self.completed]
 
     @property
     def start_skew_seconds(self) -> float | None:
@@ -112,6 +125,20 @@ class Arm:
         """The highest of any rank in any round."""
         found = [rank.peak_memory_bytes for result in self.completed for rank in result.ranks]
         return max((peak for peak in found if peak is not None), default=None)
+
+
+def keep_by_arm(compute: Callable[[Arm], Kept]) -> Callable[[Arm], Kept]:
+    """Computes something of an arm once: several tables, charts and findings of a study ask for it."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def look_up(arm: Arm) -> Kept:
+        if name not in arm.__dict__:
+            arm.__dict__[name] = compute(arm)
+        kept: Kept = arm.__dict__[name]
+        return kept
+
+    return look_up
 
 
 def count_step_samples(result: TrialResult) -> int:

@@ -18,7 +18,7 @@ from scalelab.report.charts.plot import plot_parts
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, FindingKind, Known
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, seconds_column, share_column, text_column
-from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words
+from scalelab.studies.shared.arms import Arm, count_rest, describe_failures, describe_status, join_words, keep_by_arm
 from scalelab.units import format_share
 
 HEADERS = {"exposed": "exposed comm"}
@@ -47,6 +47,7 @@ def spans_hosts(result: TrialResult) -> bool:
     return len({report.host for report in result.ranks if report.host}) > 1
 
 
+@keep_by_arm
 def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
     """The phase-timed steps of every completed launch."""
     return [
@@ -55,6 +56,7 @@ def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
     ]
 
 
+@keep_by_arm
 def break_arm(arm: Arm) -> list[RankBreakdown] | None:
     """Every rank's step in parts; None where they cannot be separated (`explain_missing` says why)."""
     if not arm.is_measured or explain_arm(arm):

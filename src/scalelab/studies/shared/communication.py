@@ -29,13 +29,13 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
-from scalelab.analysis.stats import estimate_median, estimate_over_rounds
+from scalelab.analysis.stats import estimate_median, estimate_over_rounds, find_median
 from scalelab.records.observations import DdpCounters, TracedStep
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Table
 from scalelab.report.findings import ASIDE, DETAIL, Finding, FindingKind, Known
 from scalelab.report.tables import INTERVAL_NOTE, bytes_column, make_table, seconds_column, text_column
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, keep_by_arm
 from scalelab.studies.shared.breakdown import explain_arm, tabulate_launches
 from scalelab.units import format_known, format_quantity, format_share, is_known
 
@@ -109,8 +109,8 @@ def estimate_exposed(arm: Arm) -> Estimate | None:
     if explain_arm(arm):
         return None
     launches = [launch for launch in tabulate_launches(arm) if launch is not None and launch.parts is not None]
-    per_round = [float(np.median(launch.parts["exposed"].min(axis=1))) for launch in launches if launch.parts]
-    return estimate_over_rounds(float(np.median(per_round)), per_round) if per_round else None
+    per_round = [find_median(launch.parts["exposed"].min(axis=1)) for launch in launches if launch.parts]
+    return estimate_over_rounds(find_median(per_round), per_round) if per_round else None
 
 
 def read_counters(arm: Arm) -> list[DdpCounters]:
@@ -174,6 +174,7 @@ def do_overlap(left: Estimate, right: Estimate) -> bool:
     return left.low <= right.high + rounding and right.low <= left.high + rounding
 
 
+@keep_by_arm
 def list_traced(arm: Arm) -> list[TrialResult]:
     """The launches of which every rank's profiled steps are known."""
     return [result for result in arm.completed if _list_steps(result)]
@@ -208,8 +209,8 @@ def estimate_traced_exposed(arm: Arm) -> Estimate | None:
 def _estimate(launches: Sequence[Sequence[float | None]]) -> Estimate | None:
     """The median of the launches' medians, with its interval over launches."""
     known = [[number for number in steps if number is not None] for steps in launches]
-    medians = [float(np.median(steps)) for steps in known if steps]
-    return estimate_over_rounds(float(np.median(medians)), medians) if medians else None
+    medians = [find_median(steps) for steps in known if steps]
+    return estimate_over_rounds(find_median(medians), medians) if medians else None
 
 
 def has_traces(arm: Arm) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scalelab.analysis.quality import find_drift, find_outliers
-from scalelab.analysis.stats import estimate_median
+from scalelab.analysis.stats import estimate_median, find_median
 from scalelab.answers.trace.charts import plot_recorded_step
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.report.charts.step_times import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
@@ -198,7 +198,7 @@ def mark_median(times: Sequence[float], launch: int, first: int, last: int) -> l
     """The two ends of the line at a launch's median."""
     if not times:
         return []
-    height = float(np.median(times))
+    height = find_median(times)
     return [
         {"place": place, "seconds": height, "launch": launch, "series": MEDIAN}
         for place in dict.fromkeys((first, last))
