@@ -71,7 +71,10 @@ class Plan:
 
 
 class Source:
-    """One of the recorded ranks: its events as text around their times, and when its collectives ran."""
+    """One of the recorded ranks: its events as text around their times, and when its collectives ran.
+
+    The text of a step is made once; of every rank, only the times and the arguments of collectives are written anew.
+    """
 
     def __init__(self, path: Path) -> None:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -82,6 +85,11 @@ class Source:
         self.kinds = ["all_reduce" if "AllReduce" in event["name"] else "all_to_all" for event in self.kernels]
         self.start = np.array([event["ts"] for event in self.events], dtype=np.float64)
         self.length = np.array([event.get("dur", 0) for event in self.events], dtype=np.float64)
+        # Where the times of every event stand in its text: its start, and of most events its length.
+        is_complete = np.array([event["ph"] == "X" for event in self.events])
+        places = np.arange(len(self.events))
+        both = np.stack([places, places + len(places)], axis=1)
+        self.order = both[np.stack([np.ones(len(places), dtype=bool), is_complete], axis=1)]
         self.low, self.high = self.start.min(), (self.start + self.length).max()
         edges = [edge for event in self.kernels for edge in (event["ts"], event["ts"] + event["dur"])]
         self.knots = np.maximum.accumulate(np.array([self.low, *edges, self.high], dtype=np.float64))
@@ -100,23 +108,20 @@ class Source:
             if "id" in event:
                 moved["id"] = event["id"] + step * 1_000_000
             if id(event) in self.places:
-                moved["args"] = {"COLLECTIVE": 0} | moved.get("args", {})
-            text = json.dumps(moved).replace("%", "%%").replace('"COLLECTIVE": 0', "%s")
+                moved["args"] = {self.kinds[self.places[id(event)]].upper(): 0} | moved.get("args", {})
+            text = json.dumps(moved).replace("%", "%%")
             times = '"ts": %.3f, "dur": %.3f, ' if event["ph"] == "X" else '"ts": %.3f, '
             found.append("{" + times + text[1:])
         return ",\n".join(found)
 
     def write_step(self, knots: Floats, step: int, plan: Plan, rank: int) -> str:
         """The events of one step between these times of its collectives."""
-        start = np.interp(self.start, self.knots, knots).tolist()
-        end = np.interp(self.start + self.length, self.knots, knots).tolist()
-        values: list[float | str] = []
-        for event, low, high in zip(self.events, start, end, strict=True):
-            values += (low, high - low) if event["ph"] == "X" else (low,)
-            place = self.places.get(id(event))
-            if place is not None:
-                values.append(json.dumps(describe_collective(self.kinds[place], plan, rank))[1:-1])
-        return self.make_template(step) % tuple(values)
+        start = np.interp(self.start, self.knots, knots)
+        end = np.interp(self.start + self.length, self.knots, knots)
+        text = self.make_template(step) % tuple(np.concatenate([start, end - start])[self.order].tolist())
+        for kind in set(self.kinds):
+            text = text.replace(f'"{kind.upper()}": 0', json.dumps(describe_collective(kind, plan, rank))[1:-1])
+        return text
 
 
 def describe_collective(kind: str, plan: Plan, rank: int) -> dict[str, Any]:

@@ -24,7 +24,8 @@ import tyro
 
 import scalelab
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
-from scalelab.answers.trace.diff import compare_traces, describe_hta
+from scalelab.answers.trace.diff import compare_traces
+from scalelab.answers.trace.hta import describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.answers.train import TrainStudy

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.answers.trace.diff import compare_traces, describe_hta
+from scalelab.answers.trace.diff import compare_traces
+from scalelab.answers.trace.hta import describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import LONGEST_NAME, TraceView, make_counters, shorten_names
 from scalelab.errors import UsageError

@@ -9,34 +9,44 @@ import pytest
 
 from scalelab.answers.trace.critical import CriticalStep, find_critical_step, summarise_critical
 from scalelab.answers.trace.view import TraceView, make_counters
-from scalelab.trace.critical_path import Edge, Graph, StepPiece, StepTiming
-from scalelab.trace.job_trace import find_trace_files, read_ranks
+from scalelab.trace.critical_path import Graph, StepPiece, StepTiming
+from scalelab.trace.job_trace import read_ranks
+from scalelab.trace.reader import find_trace_files
 from tests.trace.build import TraceBuilder
 from tests.trace.real import TRACES, needs_traces
 
+Edge = tuple[int, int, int, str]
+"""Source, target, nanoseconds and name."""
 
-def draw_graph(rng: np.random.Generator) -> tuple[Graph, list[int]]:
-    """A random graph in a random order of its moments, and the delay of every moment."""
+
+def draw_graph(rng: np.random.Generator) -> tuple[Graph, list[Edge], list[int]]:
+    """A random graph in a random order of its moments, its edges, and the delay of every moment."""
     count = int(rng.integers(2, 14))
     names = [0, *(1 + rng.permutation(count - 1)).tolist()]
     edges = [
-        Edge(names[source], names[target], int(rng.integers(0, 9)), StepPiece.COMPUTE, str(rng.integers(3)))
+        (names[source], names[target], int(rng.integers(0, 9)), str(rng.integers(3)))
         for target in range(1, count)
         for source in rng.choice(target, size=int(rng.integers(1, min(target, 3) + 1)), replace=False).tolist()
     ]
     delays = [0, *(rng.integers(0, 4, count - 1) * rng.integers(0, 2, count - 1)).tolist()]
-    graph = Graph(times=[0] * count, edges=[edges[place] for place in rng.permutation(len(edges)).tolist()])
-    for moment in range(count):
-        graph.times[moment] = time_slowly(graph.edges, delays, moment, "")
-    return graph, delays
+    edges = [edges[place] for place in rng.permutation(len(edges)).tolist()]
+    graph = build_graph([time_slowly(edges, delays, moment, "") for moment in range(count)], edges)
+    return graph, edges, delays
+
+
+def build_graph(times: list[int], edges: list[Edge]) -> Graph:
+    graph = Graph(times=times)
+    for source, target, nanoseconds, name in edges:
+        graph.join(source, target, nanoseconds, graph.number(StepPiece.COMPUTE, name))
+    return graph
 
 
 def time_slowly(edges: list[Edge], delays: list[int], moment: int, free: str) -> int:
     """Over all ways to a moment, one by one."""
     ways = [
-        time_slowly(edges, delays, edge.source, free) + (0 if edge.name == free else edge.nanoseconds)
-        for edge in edges
-        if edge.target == moment
+        time_slowly(edges, delays, source, free) + (0 if name == free else nanoseconds)
+        for source, target, nanoseconds, name in edges
+        if target == moment
     ]
     return max(ways, default=0) + delays[moment]
 
@@ -44,18 +54,18 @@ def time_slowly(edges: list[Edge], delays: list[int], moment: int, free: str) ->
 def test_a_thousand_random_graphs_are_timed_as_all_their_ways_say() -> None:
     rng = np.random.default_rng(0)
     for _ in range(1000):
-        graph, delays = draw_graph(rng)
+        graph, edges, delays = draw_graph(rng)
         timing = StepTiming(graph)
         assert timing.delays == delays
         assert timing.retime() == graph.times
-        slow = [time_slowly(graph.edges, delays, moment, "1") for moment in range(len(graph.times))]
-        assert timing.retime(lambda edge: edge.name == "1") == slow
-        assert timing.measure_without(lambda edge: edge.name == "1") == max(slow)
+        slow = [time_slowly(edges, delays, moment, "1") for moment in range(len(graph.times))]
+        assert timing.retime(lambda label: label.name == "1") == slow
+        assert timing.measure_without(lambda label: label.name == "1") == max(slow)
         assert sum(piece.nanoseconds for piece in timing.walk()) == timing.span_ns == max(graph.times)
 
 
 def test_a_circle_is_refused() -> None:
-    graph = Graph(times=[0, 1, 2], edges=[Edge(0, 1, 1), Edge(1, 2, 1), Edge(2, 1, 1)])
+    graph = build_graph([0, 1, 2], [(0, 1, 1, ""), (1, 2, 1, ""), (2, 1, 1, "")])
     with pytest.raises(ValueError, match="circle"):
         StepTiming(graph)
 

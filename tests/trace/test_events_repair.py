@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scalelab.trace import reader as pieces
+from scalelab.trace import pieces
 from scalelab.trace.events import MOST_OPEN_EVENTS, Event, OpenEvents, pair_events, read_header, repair_events
 from scalelab.trace.reader import TraceFile
 from tests.trace.build import TraceBuilder

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import TraceUnreadable, UsageError
-from scalelab.trace.job_trace import find_match_doubts, find_trace_files, read_ranks
+from scalelab.trace.job_trace import find_match_doubts, read_ranks
+from scalelab.trace.reader import find_trace_files
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import GroupedBuilder, reduce_on_time, write_job
 

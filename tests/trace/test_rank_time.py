@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace import reader as pieces
+from scalelab.trace import pieces
 from scalelab.trace import windows as spool
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.rank_trace import read_rank

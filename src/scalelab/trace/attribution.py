@@ -19,7 +19,7 @@ operator counts once, with all its kernels.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from scalelab.trace.kinds import Kind
 from scalelab.trace.launches import MOST_PENDING
 from scalelab.trace.operators import find_owners
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among, find_distinct
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct
 from scalelab.trace.work import Work
 
 FORWARD, BACKWARD, OPTIMIZER, UNKNOWN = "forward", "backward", "optimizer", "no recorded launch"
@@ -88,12 +88,9 @@ class Attribution:
         return sum(one.total_ns for one in self.times)
 
 
-class _Place(NamedTuple):
-    """Where a call is in the user's program."""
-
-    modules: int = 0
-    annotation: int = -1
-    source: int = -1
+_Place = tuple[int, int, int]
+"""Where a call is in the user's program: chain of modules, annotation, source line."""
+NOWHERE: _Place = (0, -1, -1)
 
 
 @dataclass
@@ -151,47 +148,54 @@ class AttributionCounter:
         self._work_total = np.zeros(len(tables.works), dtype=np.int64)
 
     def take(self, window: Window) -> None:
-        host = window.all_records[~window.all_records["on_device"]]
-        begun = window.records[~window.records["on_device"]]
+        host = window.all_records.compress(~window.all_records["on_device"])
+        begun = window.records.compress(~window.records["on_device"])
         self._seen_kinds.update(find_distinct(begun["kind"]).tolist())
-        calls = begun[(begun["kind"] == Kind.LAUNCH) & (begun["correlation"] > 0)]
+        calls = begun.compress((begun["kind"] == Kind.LAUNCH) & (begun["correlation"] > 0))
         if len(calls) or Kind.MODULE in self._seen_kinds or Kind.SOURCE in self._seen_kinds:
             self._remember(host, begun, calls, window.end)
-        kernels = window.records[window.records["on_device"] & (window.records["kind"] <= Kind.COPY)]
-        kernels = kernels[choose_records(kernels, self._known_steps, self._steps)]
+        kernels = window.records.compress(window.records["on_device"] & (window.records["kind"] <= Kind.COPY))
+        kernels = kernels.compress(choose_records(kernels, self._known_steps, self._steps))
         if len(kernels):
             self._add(kernels)
 
     def _remember(self, host: Records, begun: Records, calls: Records, end: int) -> None:
         kind, name = host["kind"], host["name"]
         is_operator = (kind == Kind.OPERATOR) | (kind == Kind.ENCLOSING)
-        modules = host[kind == Kind.MODULE]
-        chains = self._paths.number(modules)
-        sides = (host[(kind == Kind.ANNOTATION) & ~self._is_optimizer[name]], host[kind == Kind.SOURCE])
+        modules, nodes, operators, annotations, sources, updates = (
+            Frames(host.compress(is_chosen))
+            for is_chosen in (
+                kind == Kind.MODULE,
+                is_operator & self._is_backward[name],
+                is_operator,
+                (kind == Kind.ANNOTATION) & ~self._is_optimizer[name],
+                kind == Kind.SOURCE,
+                self._is_optimizer[name],
+            )
+        )
+        chains = self._paths.number(modules.records)
 
-        def place(events: Records) -> list[_Place]:
-            chain = _pick(chains, find_frames(modules, events), 0)
-            others = [_pick(side["name"], find_frames(side, events), -1) for side in sides]
-            return [_Place(*one) for one in zip(chain, *others, strict=True)]
+        def place(events: Records) -> Iterator[_Place]:
+            others = [_pick(side.records["name"], side.find(events), -1) for side in (annotations, sources)]
+            return zip(_pick(chains, modules.find(events), 0), *others, strict=True)
 
-        nodes = host[is_operator & self._is_backward[name]]
-        if len(modules) or any(map(len, sides)):
-            asking = begun[find_among(begun["kind"], (Kind.OPERATOR, Kind.ENCLOSING)) & (begun["correlation"] > 0)]
-            asking = asking[find_frames(nodes, asking) < 0]
+        if any(len(frames.records) for frames in (modules, annotations, sources)):
+            is_asking = (begun["kind"] == Kind.OPERATOR) | (begun["kind"] == Kind.ENCLOSING)
+            asking = begun.compress(is_asking & (begun["correlation"] > 0))
+            asking = asking.compress(nodes.find(asking) < 0)
             self._forward.update(zip(asking["correlation"].tolist(), place(asking), strict=True))
             for number in list(self._forward)[: max(0, len(self._forward) - MOST_FORWARD)]:
                 del self._forward[number]
-        node = find_frames(nodes, calls)
-        is_optimizer = find_frames(host[self._is_optimizer[name]], calls) >= 0
-        operators = host[is_operator]
-        operator = _pick(operators["name"], find_frames(operators, calls), -1)
-        events = self._number_works(host[host["work"] >= 0], calls, end)
-        sequence = _pick(nodes["correlation"], node, -1)
+        node = nodes.find(calls)
+        is_optimizer = updates.find(calls) >= 0
+        operator = _pick(operators.records["name"], operators.find(calls), -1)
+        events = self._number_works(host.compress(host["work"] >= 0), calls, end)
+        sequence = _pick(nodes.records["correlation"], node, -1)
         rows = zip(calls["correlation"].tolist(), calls["name"].tolist(), operator, is_optimizer.tolist(), sequence,
                    place(calls), node.tolist(), events, strict=True)  # fmt: skip
         for correlation, call, asked_by, is_update, number, where, in_node, event in rows:
             phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD
-            known = self._forward.get(number, where) if phase == BACKWARD and where == _Place() else where
+            known = self._forward.get(number, where) if phase == BACKWARD and where == NOWHERE else where
             key = (phase, call, asked_by, known)
             asked = self._numbers.get(key)
             if asked is None:
@@ -201,19 +205,19 @@ class AttributionCounter:
             del self._launched[number]
 
     def _number(self, phase: str, call: int, operator: int, place: _Place) -> int:
-        names = self._names
+        names, (chain, annotated, line) = self._names, place
         text = names[operator] if operator >= 0 else names[call]
-        annotation = names[place.annotation] if place.annotation >= 0 else ""
+        annotation = names[annotated] if annotated >= 0 else ""
         if self._is_graph[call]:
             text = f"{GRAPH} in {names[operator]}" if operator >= 0 else GRAPH
-        source = names[place.source] if place.source >= 0 else ""
-        modules = tuple(names[one] for one in self._paths.chains[place.modules])
+        source = names[line] if line >= 0 else ""
+        modules = tuple(names[one] for one in self._paths.chains[chain])
         return self._asked.setdefault(Caller(phase, text, modules, annotation, source), len(self._asked))
 
     def _number_works(self, frames: Records, calls: Records, end: int) -> list[int]:
         """The event of work around every call; -1: none."""
         found, running = [], {}
-        for place in find_frames(frames, calls).tolist():
+        for place in Frames(frames).find(calls).tolist():
             if place < 0:
                 found.append(-1)
                 continue
@@ -277,19 +281,30 @@ def _grow(totals: Numbers, size: int) -> Numbers:
     return np.concatenate([totals[:-1], np.zeros(size - len(totals), dtype=np.int64), totals[-1:]])
 
 
-def find_frames(frames: Records, events: Records) -> NDArray[np.intp]:
-    """For every event, the innermost frame that is open on its thread when it begins; -1: none."""
-    found = np.full(len(events), -1, dtype=np.intp)
-    if not len(frames) or not len(events):
+class Frames:
+    """Events that others run in: which is the innermost at any time."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._lanes: dict[int, tuple[NDArray[np.int64], NDArray[np.intp]]] = {}
+        """Of a thread: the edges of its frames, and the innermost from each to the next; -1: none."""
+
+    def find(self, events: Records) -> NDArray[np.intp]:
+        """For every event, the innermost frame that is open on its thread when it begins; -1: none."""
+        found = np.full(len(events), -1, dtype=np.intp)
+        if not len(self.records):
+            return found
+        for lane in find_distinct(events["lane"]).tolist():
+            if lane not in self._lanes:
+                own = np.flatnonzero(self.records["lane"] == lane)
+                time, owner = find_owners(self.records.take(own))
+                self._lanes[lane] = time, np.where(owner >= 0, own[owner] if len(own) else -1, -1)
+            time, frame = self._lanes[lane]
+            if len(time):  # not all of them are empty
+                asking = np.flatnonzero(events["lane"] == lane)
+                place = np.searchsorted(time, events["start"][asking], side="right") - 1
+                found[asking] = np.where(place >= 0, frame[place], -1)
         return found
-    for lane in find_distinct(events["lane"]):
-        own, asking = np.flatnonzero(frames["lane"] == lane), np.flatnonzero(events["lane"] == lane)
-        time, owner = find_owners(frames[own])
-        if len(time):  # not all of them are empty
-            place = np.searchsorted(time, events["start"][asking], side="right") - 1
-            inner = np.where(place >= 0, owner[np.maximum(place, 0)], -1)
-            found[asking] = np.where(inner >= 0, own[np.maximum(inner, 0)], -1)
-    return found
 
 
 def add_asked(times: Iterable[CallerTime]) -> list[CallerTime]:

@@ -33,7 +33,7 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
-from scalelab.trace.events import Arguments, Event, GroupInfo, Header
+from scalelab.trace.events import Arguments, GroupInfo, Header, TimedEvent
 from scalelab.trace.kinds import MOST_NAMES, RECORD, REQUEST, find_collective_kind, find_peer
 from scalelab.trace.linking import (
     CollectiveCall,
@@ -92,7 +92,7 @@ class CollectiveCollector:
         self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
         """What is the same for all events of one thing."""
 
-    def take(self, event: Event, start_ns: int, end_ns: int, lane: int, *, is_run: bool) -> None:
+    def take(self, event: TimedEvent, start_ns: int, end_ns: int, lane: int, *, is_run: bool) -> None:
         """An event that is communication (`is_run`), or something on the host that may have asked for some."""
         args = event.args
         key = (is_run, event.cat, event.name, args.collective, args.in_elements, args.out_elements, args.element_type,
@@ -119,10 +119,10 @@ class CollectiveCollector:
     def take_unnamed(self, kernels: Sequence[Unnamed], names: Sequence[str]) -> None:
         """Kernels that communicate because a collective was announced where they were launched."""
         for kernel in kernels:
-            event = Event(name=names[kernel.name], cat="kernel", args=Arguments(correlation=kernel.correlation))
+            event = TimedEvent(name=names[kernel.name], cat="kernel", args=Arguments(correlation=kernel.correlation))
             self.take(event, kernel.start, kernel.end, kernel.lane, is_run=True)
 
-    def _read_collective(self, event: Event) -> CollectiveRow:
+    def _read_collective(self, event: TimedEvent) -> CollectiveRow:
         on_device = event.cat.lower() == "kernel"
         ran = find_collective_kind(event.name)
         asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
@@ -131,7 +131,7 @@ class CollectiveCollector:
         ran_as = "" if ran in (kind, "other", NCCL_PAIRS) else ran
         return self._make_row(event, kind=kind, ran_as=ran_as, size=size, on_device=on_device)
 
-    def _read_call(self, event: Event) -> CollectiveRow:
+    def _read_call(self, event: TimedEvent) -> CollectiveRow:
         request = REQUESTS.get(event.name.removeprefix(OPERATORS))
         if request is not None:
             kind, size = request.kind, read_operator_message(request, event.args)
@@ -142,7 +142,9 @@ class CollectiveCollector:
             size = read_annotated_message(kind, event.args)
         return self._make_row(event, kind=kind, ran_as="", size=size, on_device=False)
 
-    def _make_row(self, event: Event, *, kind: str, ran_as: str, size: MessageSize, on_device: bool) -> CollectiveRow:
+    def _make_row(
+        self, event: TimedEvent, *, kind: str, ran_as: str, size: MessageSize, on_device: bool
+    ) -> CollectiveRow:
         """What is the same for all events of one thing."""
         args, number = event.args, self._texts.number
         payload_bytes, received_bytes = count_recorded_bytes(kind, args), count_received_bytes(kind, args)
@@ -190,6 +192,8 @@ class CollectiveCollector:
     ) -> Iterator[CollectiveRow]:
         """Kernels that say nothing themselves, filled with what the host said where it launched them."""
         other = self._texts.number("other")
+        filled: dict[tuple[Any, ...], CollectiveRow] = {}
+        """By what is the same for all calls of one thing."""
         lacking = [row for row in rows if row.payload_bytes < 0 or row.kind == other]
         requests = Requests(self._calls) if lacking else None
         external_ids = {row.external_id for row in lacking if row.correlation not in launches} - {UNKNOWN, 0}
@@ -199,9 +203,22 @@ class CollectiveCollector:
             if requests is None or (row.payload_bytes >= 0 and row.kind != other):
                 yield row
             elif launch is not None:
-                yield self._fill(row, requests.find_around(launch))
+                yield self._fill_once(row, requests.find_around(launch), filled)
             else:
-                yield self._fill(row, [calls[row.external_id]] if row.external_id in calls else [])
+                yield self._fill_once(row, [calls[row.external_id]] if row.external_id in calls else [], filled)
+
+    def _fill_once(
+        self, row: CollectiveRow, calls: Sequence[CollectiveRow], filled: dict[tuple[Any, ...], CollectiveRow]
+    ) -> CollectiveRow:
+        """As `_fill`, which takes longer; what it gives depends on nothing that calls have of their own, but for the
+        number in the group."""
+        key = (row[NUM_OWN:], *(call[NUM_OWN:] for call in calls))
+        known = filled.get(key)
+        if known is None:
+            known = filled[key] = self._fill(row, calls)
+        sequence = max([row.sequence, *(call.sequence for call in calls)])
+        place = CollectiveRow._fields.index("sequence")
+        return CollectiveRow._make((*row[:place], sequence, *row[place + 1 : NUM_OWN], *known[NUM_OWN:]))
 
     def _fill(self, row: CollectiveRow, calls: Sequence[CollectiveRow]) -> CollectiveRow:
         """What a kernel does not say, from the calls around its launch, the innermost first."""
@@ -217,7 +234,6 @@ class CollectiveCollector:
             ran_as=0 if ran in (asked, other, pairs) else ran,
             group=row.group or next((call.group for call in calls if call.group), 0),
             group_size=max(row.group_size, *(call.group_size for call in calls)),
-            sequence=max(row.sequence, *(call.sequence for call in calls)),
             payload_bytes=max(row.payload_bytes, *(call.payload_bytes for call in calls)),
             received_bytes=max(row.received_bytes, *(call.received_bytes for call in calls)),
             peer=max(row.peer, *(call.peer for call in calls)),

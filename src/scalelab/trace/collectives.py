@@ -188,8 +188,7 @@ def _multiply(lengths: list[Any]) -> int | None:
     return product
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One collective on one rank."""
 
     kind: str

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scalelab.trace.kinds import Kind
 from scalelab.trace.matching import LARGEST_BASE_NS, Matching
 from scalelab.trace.rank_trace import RankTrace, Tables
-from scalelab.trace.windows import RECORD, Records, Steps, Window, find_among, find_distinct
+from scalelab.trace.windows import Records, Steps, Window, find_among, find_distinct, join_records
 
 MOST_RECORDS = 100_000
 """A step with more kernels and calls of the host, over all ranks, is left out."""
@@ -64,51 +64,70 @@ _PIECES: dict[int, StepPiece] = {
 }
 
 
-class Edge(NamedTuple):
-    """One moment comes after another."""
+class EdgeLabel(NamedTuple):
+    """What lies between two moments."""
 
-    source: int
-    target: int
-    nanoseconds: int
     piece: StepPiece = StepPiece.ORDER
     name: str = ""
 
 
 @dataclass
 class Graph:
-    """Moments, what they wait for, and when they came."""
+    """Moments, when they came, and what they wait for: a column each of sources, targets, times and labels."""
 
     times: list[int] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    nanoseconds: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of the labels."""
+    labels: dict[EdgeLabel, int] = field(default_factory=lambda: {EdgeLabel(): 0})
 
     def add(self, time: int) -> int:
         """A moment; the first is the begin of everything."""
         self.times.append(time)
         return len(self.times) - 1
 
-    def join(
-        self, source: int, target: int, nanoseconds: int, piece: StepPiece = StepPiece.ORDER, name: str = ""
-    ) -> None:
-        self.edges.append(Edge(source, target, nanoseconds, piece, name))
+    def extend(self, times: Sequence[int]) -> list[int]:
+        """Several moments."""
+        first = len(self.times)
+        self.times += times
+        return list(range(first, len(self.times)))
+
+    def number(self, piece: StepPiece, name: str = "") -> int:
+        """The number of a label."""
+        return self.labels.setdefault(EdgeLabel(piece, name), len(self.labels))
+
+    def join(self, source: int, target: int, nanoseconds: int, label: int = 0) -> None:
+        """One moment comes after another."""
+        self.sources.append(source)
+        self.targets.append(target)
+        self.nanoseconds.append(nanoseconds)
+        self.numbers.append(label)
 
     def order(self) -> list[int] | None:
         """Moments so that each comes after all that it waits for; None: they wait for each other in a circle."""
-        waiting = [0] * len(self.times)
-        following: list[list[int]] = [[] for _ in self.times]
-        for edge in self.edges:
-            waiting[edge.target] += 1
-            following[edge.source].append(edge.target)
+        waiting = np.bincount(np.array(self.targets, dtype=np.int64), minlength=len(self.times)).tolist()
+        by_source, first = _sort_edges(self.sources, len(self.times))
+        targets = np.array(self.targets, dtype=np.int64)[by_source].tolist()
         ready = [moment for moment, count in enumerate(waiting) if not count]
         for moment in ready:
-            for after in following[moment]:
+            for after in targets[first[moment] : first[moment + 1]]:
                 waiting[after] -= 1
                 if not waiting[after]:
                     ready.append(after)
         return ready if len(ready) == len(self.times) else None
 
 
-@dataclass(frozen=True)
-class PathPiece:
+def _sort_edges(moments: Sequence[int], num_moments: int) -> tuple[NDArray[np.intp], list[int]]:
+    """The edges by one of their moments, and where those of every moment begin, and the last end."""
+    column = np.array(moments, dtype=np.int64)
+    order = np.argsort(column, kind="stable")
+    first: list[int] = np.searchsorted(column[order], np.arange(num_moments + 1)).tolist()
+    return order, first
+
+
+class PathPiece(NamedTuple):
     """A stretch of the critical path."""
 
     piece: StepPiece
@@ -125,47 +144,56 @@ class StepTiming:
             raise ValueError("moments wait for each other in a circle")
         self.graph = graph
         self._order = order
-        self._incoming: list[list[tuple[int, int]]] = [[] for _ in graph.times]
-        """Of every moment: sources and numbers of edges."""
-        for number, edge in enumerate(graph.edges):
-            self._incoming[edge[1]].append((edge[0], number))
-        times, costs = graph.times, [edge.nanoseconds for edge in graph.edges]
-        self.delays = [
-            time - max([times[source] + costs[number] for source, number in edges], default=time)
-            for time, edges in zip(times, self._incoming, strict=True)
-        ]
+        by_target, self._first = _sort_edges(graph.targets, len(graph.times))
+        columns = (graph.sources, graph.nanoseconds, graph.numbers)
+        sources, self._costs, self._numbers = (np.array(one, dtype=np.int64)[by_target] for one in columns)
+        self._sources: list[int] = sources.tolist()
+        times = np.array(graph.times, dtype=np.int64)
+        explained, is_target = times.copy(), np.diff(self._first) > 0
+        if len(sources):
+            firsts = np.array(self._first[:-1])[is_target]
+            explained[is_target] = np.maximum.reduceat(times[sources] + self._costs, firsts)
+        self.delays: list[int] = (times - explained).tolist()
 
-    def retime(self, is_free: Callable[[Edge], bool] = lambda _: False) -> list[int]:
+    def retime(self, is_free: Callable[[EdgeLabel], bool] = lambda _: False) -> list[int]:
         """When every moment comes if some edges take no time."""
-        found, delays, incoming = list(self.graph.times), self.delays, self._incoming
-        costs = [0 if is_free(edge) else edge.nanoseconds for edge in self.graph.edges]
+        free = np.array([is_free(label) for label in self.graph.labels], dtype=np.bool_)
+        costs = np.where(free[self._numbers], 0, self._costs).tolist()
+        found, delays, sources, first = list(self.graph.times), self.delays, self._sources, self._first
         for moment in self._order:
-            edges = incoming[moment]
-            if edges:
-                found[moment] = max([found[source] + costs[number] for source, number in edges]) + delays[moment]
+            low, high = first[moment], first[moment + 1]
+            if low < high:
+                latest = found[sources[low]] + costs[low]
+                for edge in range(low + 1, high):
+                    other = found[sources[edge]] + costs[edge]
+                    if other > latest:  # this loop is most of the work
+                        latest = other
+                found[moment] = latest + delays[moment]
         return found
 
     @property
     def span_ns(self) -> int:
         return max(self.graph.times) - self.graph.times[0]
 
-    def measure_without(self, is_free: Callable[[Edge], bool]) -> int:
+    def measure_without(self, is_free: Callable[[EdgeLabel], bool]) -> int:
         """How long everything would take."""
         return max(self.retime(is_free)) - self.graph.times[0]
 
     def walk(self) -> list[PathPiece]:
         """The critical path from its end back to the first moment; its pieces add up to the span."""
-        times, edges = self.graph.times, self.graph.edges
-        moment = max(range(len(times)), key=lambda place: times[place])
+        times, sources, costs, first = self.graph.times, self._sources, self._costs.tolist(), self._first
+        labels, numbers = list(self.graph.labels), self._numbers.tolist()
+        moment = times.index(max(times))
         found = []
-        while self._incoming[moment]:
-            _, place = max((times[s] + edges[number].nanoseconds, -number) for s, number in self._incoming[moment])
-            edge = edges[-place]
+        while first[moment] < first[moment + 1]:
+            edges = range(first[moment], first[moment + 1])
+            edge = max(edges, key=lambda one: times[sources[one]] + costs[one]) if len(edges) > 1 else edges[0]
             if self.delays[moment]:
                 found.append(PathPiece(StepPiece.OTHER, "", self.delays[moment]))
-            if edge.nanoseconds:
-                found.append(PathPiece(edge.piece, edge.name, edge.nanoseconds))
-            moment = edge.source
+            if costs[edge]:
+                label = labels[numbers[edge]]
+                found.append(PathPiece(label.piece, label.name, costs[edge]))
+            moment = sources[edge]
         if times[moment] != times[0]:
             found.append(PathPiece(StepPiece.OTHER, "", times[moment] - times[0]))
         return found
@@ -206,18 +234,22 @@ class CriticalCounter:
             is_kernel &= records["step"] == self._place
         if self._mark is not None:
             is_call &= (records["start"] >= self._mark.start) & (records["start"] < self._mark.end)
-        kept = records[is_kernel | is_call]
+        kept = records.compress(is_kernel | is_call)
         if len(kept):
             self._kept.append(kept)
             self._num_kept += len(kept)
 
     def finish(self) -> StepRecords:
-        found = np.concatenate(self._kept) if self._kept else np.empty(0, dtype=RECORD)
+        found = join_records(self._kept)
         is_whole = self._num_kept <= MOST_RECORDS
         kept = found if is_whole else found[:0]
         on_device = kept["on_device"].astype(bool)
         return StepRecords(
-            step=self._number, names=self._names, kernels=kept[on_device], calls=kept[~on_device], is_whole=is_whole
+            step=self._number,
+            names=self._names,
+            kernels=kept.compress(on_device),
+            calls=kept.compress(~on_device),
+            is_whole=is_whole,
         )
 
 
@@ -249,10 +281,14 @@ def build_graph(
     joined = _join_collectives(graph, ranks, moments, matching)
     for rank, own in moments.items():
         kernels, names = steps[rank].kernels, steps[rank].names
+        labels: dict[tuple[int, int], int] = {}
         columns = (own.begin, own.end, kernels["kind"].tolist(), kernels["name"].tolist())
         for begin, end, kind, name in zip(*columns, strict=True):
             if end not in joined:
-                graph.join(begin, end, graph.times[end] - graph.times[begin], _PIECES[kind], names[name])
+                label = labels.get((kind, name))
+                if label is None:
+                    label = labels[kind, name] = graph.number(_PIECES[kind], names[name])
+                graph.join(begin, end, graph.times[end] - graph.times[begin], label)
     return graph
 
 
@@ -272,8 +308,7 @@ def _add_rank(
     call_ends: Times,
 ) -> _RankMoments:  # fmt: skip
     numbers = step.kernels["correlation"]
-    begin = [graph.add(time) for time in starts.tolist()]
-    end = [graph.add(time) for time in ends.tolist()]
+    begin, end = graph.extend(starts.tolist()), graph.extend(ends.tolist())
     launched = _add_calls(graph, root, step, host, call_starts, call_ends, ends, end)
     delays = [graph.times[begin[place]] - graph.times[launched[number]]
               for place, number in enumerate(numbers.tolist()) if number in launched]  # fmt: skip
@@ -286,22 +321,27 @@ def _add_rank(
     nearest = by_end[np.maximum(befores, 0)]
     columns = (starts, befores, nearest, starts[nearest], ends[nearest], step.kernels["lane"], numbers)
     rows, end_times = list(zip(*(column.tolist() for column in columns), strict=True)), ends.tolist()
+    launch, unknown, first, times = (
+        graph.number(StepPiece.LAUNCH),
+        graph.number(StepPiece.OTHER),
+        graph.times[root],
+        graph.times,
+    )
     for place in order:
         moment, (time, before, other, other_start, near, lane, number) = begin[place], rows[place]
-        known = []
+        known = None
         if lane in last and end_times[last[lane]] <= time:
+            known = end_times[last[lane]]
             graph.join(end[last[lane]], moment, 0)
-            known.append(end_times[last[lane]])
         if number in launched:
-            latency = min(usual, max(0, time - graph.times[launched[number]]))
-            graph.join(launched[number], moment, latency, StepPiece.LAUNCH)
-            known.append(graph.times[launched[number]] + latency)
-        is_near = before >= 0 and other_start < time and time - near <= NEAR_NS
-        if is_near and near > max(known, default=graph.times[root]):
+            called = times[launched[number]]
+            latency = min(usual, max(0, time - called))
+            graph.join(launched[number], moment, latency, launch)
+            known = called + latency if known is None else max(known, called + latency)
+        if before >= 0 and other_start < time and time - near <= NEAR_NS and near > (first if known is None else known):
             graph.join(end[other], moment, 0)
-            known.append(near)
-        if not known:
-            graph.join(root, moment, time - graph.times[root], StepPiece.OTHER)
+        elif known is None:
+            graph.join(root, moment, time - first, unknown)
         last[lane] = place
     keys = zip(step.kernels["start"].tolist(), step.kernels["end"].tolist(), strict=True)
     return _RankMoments(begin, end, {key: place for place, key in enumerate(keys)})
@@ -313,7 +353,7 @@ def _add_calls(
 ) -> dict[int, int]:  # fmt: skip
     """The calls of the host one after the other; the moments of launches by correlation number."""
     launched: dict[int, int] = {}
-    before, time = root, graph.times[root]
+    before, time, label = root, graph.times[root], graph.number(StepPiece.HOST, host)
     order = np.argsort(kernel_ends, kind="stable")
     ended = kernel_ends[order]
     by_start = np.argsort(starts, kind="stable")
@@ -321,7 +361,7 @@ def _add_calls(
     columns = (starts, ends, step.calls["correlation"], step.calls["name"])
     for start, stop, number, name in zip(*(column[by_start].tolist() for column in columns), strict=True):
         moment = graph.add(start)
-        graph.join(before, moment, start - time, StepPiece.HOST, host)
+        graph.join(before, moment, start - time, label)
         launched[number] = moment
         before, time = moment, start
         if name in waits:
@@ -329,7 +369,7 @@ def _add_calls(
             if latest >= 0 and int(ended[latest]) > start:
                 done = graph.add(stop)
                 graph.join(moment, done, 0)
-                graph.join(moments[int(order[latest])], done, stop - int(ended[latest]), StepPiece.HOST, host)
+                graph.join(moments[int(order[latest])], done, stop - int(ended[latest]), label)
                 before, time = done, stop
     return launched
 
@@ -349,12 +389,12 @@ def _join_collectives(
             own = [(moments[rank], moments[rank].places[key]) for rank, key in keys if key in moments[rank].places]
             if len(own) < len(keys):
                 continue
-            begins = [one.begin[place] for one, place in own]
+            begins, label = [one.begin[place] for one, place in own], graph.number(StepPiece.TRANSFER, kind)
             meeting = graph.add(max(graph.times[begin] for begin in begins))
             for begin in begins:
                 graph.join(begin, meeting, 0)
             for one, place in own:
                 end = one.end[place]
-                graph.join(meeting, end, max(0, graph.times[end] - graph.times[meeting]), StepPiece.TRANSFER, kind)
+                graph.join(meeting, end, max(0, graph.times[end] - graph.times[meeting]), label)
                 joined.add(end)
     return joined

@@ -8,7 +8,7 @@ Events and headers that differ from Kineto's format (other field types, separate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, TypeVar
@@ -53,10 +53,9 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(msgspec.Struct, gc=False):
+class TimedEvent(msgspec.Struct, gc=False):
     """One event. Only those with a duration (`ph` X, or a pair of B and E) are kept by the reader."""
 
-    ph: str = ""
     cat: str = ""
     name: str = ""
     ts: Integer | float | None = None
@@ -64,6 +63,31 @@ class Event(msgspec.Struct, gc=False):
     pid: int | str = 0
     tid: int | str = 0
     args: Arguments = NO_ARGUMENTS
+
+
+class Event(TimedEvent, gc=False):
+    """One of any phase."""
+
+    ph: str = ""
+
+
+class CompleteEvent(TimedEvent, gc=False, tag_field="ph", tag="X"):
+    """Most events, with their duration."""
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """A moment: what the allocator holds."""
+
+    name: str = ""
+    ts: Integer | float | None = None
+    args: Arguments = NO_ARGUMENTS
+
+
+SKIPPED = tuple(
+    msgspec.defstruct(f"Skipped{number}", (), gc=False, tag_field="ph", tag=phase)
+    for number, phase in enumerate("sftMCbneNODPSTpFRIcvVa")
+)
+"""Events of other phases, such as arrows, without their fields."""
 
 
 MEMORY = "[memory]"
@@ -77,18 +101,14 @@ NO_READINGS: Readings = np.empty((0, 3), dtype=np.int64)
 ToNanoseconds = Callable[[list[Any]], tuple[NDArray[np.int64], NDArray[np.bool_]]]
 
 
-def read_memory(events: list[Event], to_ns: ToNanoseconds) -> Readings:
-    """What allocators of devices held, where events say it."""
-    known = [(event.ts, event.args) for event in events if event.name == MEMORY and event.ph == "i"]
-    known = [
-        (time, args)
-        for time, args in known
-        if args.device_type > 0 and args.allocated_bytes >= 0 and time is not None and is_time(time)
-    ]
+def read_memory(events: Iterable[Instant | Event], to_ns: ToNanoseconds) -> Readings:
+    """What allocators of devices held, where moments say it."""
+    known = [event for event in events if event.args.allocated_bytes >= 0 and event.args.device_type > 0]
+    known = [event for event in known if event.name == MEMORY and event.ts is not None and is_time(event.ts)]
     if not known:
         return NO_READINGS
-    times, is_usable = to_ns([time for time, _ in known])
-    held = np.array([(args.allocated_bytes, args.reserved_bytes) for _, args in known], dtype=np.int64)
+    times, is_usable = to_ns([event.ts for event in known])
+    held = np.array([(event.args.allocated_bytes, event.args.reserved_bytes) for event in known], dtype=np.int64)
     return np.column_stack([times, held])[is_usable]
 
 
@@ -245,9 +265,8 @@ LARGEST_NS = 3 * 10**18
 """95 years. The distance of any two ends of events then fits 64 bits."""
 
 
-def needs_decimals(events: list[Event]) -> bool:
-    """Whether a double would not hold the times of a list."""
-    times = [event.ts for event in events if event.ts is not None]
+def needs_decimals(times: list[Any]) -> bool:
+    """Whether a double would not hold them."""
     largest = max(times, default=0)
     if largest < EXACT_MICROSECONDS:
         return False
@@ -270,6 +289,17 @@ def convert_times(
             if is_usable[index] and isinstance(tick, Decimal):
                 found[index] = round(tick * ns_per_tick)
     return found, is_usable
+
+
+def convert_plain_times(ticks: list[Any], ns_per_tick: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
+    """The same of whole numbers and doubles, unknown ones (None) among them; None: a double would not hold them."""
+    values = np.array(ticks)
+    if values.dtype == np.int64:  # all of them whole
+        is_usable = np.abs(values) < LARGEST_NS // ns_per_tick
+        return np.where(is_usable, values, 0) * ns_per_tick, is_usable
+    if needs_decimals([tick for tick in ticks if tick is not None]):
+        return None
+    return convert_times(ticks, ns_per_tick, may_be_decimal=False)
 
 
 def _read_integer(value: Any) -> int | None:

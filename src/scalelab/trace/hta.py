@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.events import Event, Integer, repair_events
-from scalelab.trace.reader import Pieces
+from scalelab.trace.pieces import Pieces
 
 Column = NDArray[np.float64]
 OTHER, COMPUTE, COMMUNICATION = range(3)

@@ -251,7 +251,7 @@ class LaneCounter:
 
     def take(self, window: Window) -> None:
         records = select_busy(window.records, has_device=self._has_device)
-        records = records[np.lexsort((-records["end"], records["start"], records["lane"]))]
+        records = records.take(np.lexsort((-records["end"], records["start"], records["lane"])))
         if not self._has_device:
             self._unwanted.update(find_distinct(records["lane"][records["kind"] == Kind.COMMUNICATION]).tolist())
         is_counted = choose_records(records, self._known_steps, self._steps)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
-from scalelab.errors import TraceUnreadable, UsageError
+from scalelab.errors import TraceUnreadable
 from scalelab.trace.groups import list_members
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.matching import Matching, match_collectives
 from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank
+from scalelab.trace.reader import number_ranks
 from scalelab.trace.waiting import JobArrivals, find_arrivals
 from scalelab.units import format_count, format_share
 
-SUFFIXES = (".json", ".json.gz")
-MARKS = ("trial.json", "run.json")
-"""A directory that holds one of these is that of a trial or a run: none of the files beside it is a trace."""
-BELOW = ("*", "trace/*", "*/trace", "*/trace/*", "trials/*/trace", "trials/*/trace/*")
-"""Where the traces of a recording, a trial or a run may lie."""
 MOST_UNLINKED_SHARE = 0.05
 """A larger part of a device's events without a launch leaves steps incomplete."""
 FEWEST_UNMATCHED_SHARE = 0.01
@@ -68,62 +63,6 @@ class JobTrace:
     def arrivals(self) -> JobArrivals | None:
         """Who waited for whom; None where nothing could be matched."""
         return find_arrivals(self.matching) if self.matching is not None and self.matching.num_matched else None
-
-
-def find_trace_files(paths: Sequence[Path]) -> list[Path]:
-    """The trace files that paths lead to: files themselves, and of a directory those in it or in its `trace`.
-
-    The directory of a trial is such a directory, and that of a run where one trial has traces. Raises `UsageError`
-    where there is nothing, or where a directory holds several recordings.
-    """
-    if not paths:
-        raise UsageError("give a trace file or a directory of them")
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += _search(path)
-        elif path.exists():
-            found.append(path)
-        else:
-            raise UsageError(f"{path} does not exist: give a trace file or a directory of them")
-    return list(dict.fromkeys(found))
-
-
-def _search(directory: Path) -> list[Path]:
-    """The traces of one recording: beside each other in it, in its `trace`, or in the one place below that has some."""
-    for place in (directory, directory / "trace"):
-        found = _list_traces(place)
-        if found:
-            return found
-    below = {place for pattern in BELOW for place in directory.glob(pattern)}
-    places = [place for place in sorted(below) if _list_traces(place)]
-    if len(places) == 1:
-        return _list_traces(places[0])
-    if places:
-        names = [str(place.relative_to(directory)).removesuffix("/trace") for place in places]
-        listed = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
-        raise UsageError(
-            f"{directory} has traces of {len(places)} recordings ({listed}): give one, such as {directory / names[-1]}"
-        )
-    raise UsageError(
-        f"{directory} has no trace (*.json, *.json.gz): give the directory that torch.profiler wrote to; studies record"
-        " traces with --profile-steps 3"
-    )
-
-
-def _list_traces(directory: Path) -> list[Path]:
-    if any((directory / mark).exists() for mark in MARKS):
-        return []
-    return sorted((file for file in directory.glob("*") if _is_trace(file)), key=_read_digits)
-
-
-def _is_trace(file: Path) -> bool:
-    return file.is_file() and file.name.endswith(SUFFIXES)
-
-
-def _read_digits(file: Path) -> tuple[list[int], str]:
-    """So that rank10 comes after rank9."""
-    return [int(digits) for digits in re.findall(r"\d+", file.name)][:4], file.name
 
 
 def read_ranks(
@@ -183,18 +122,6 @@ def combine_ranks(traces: Sequence[RankTrace]) -> JobTrace:
     numbers = number_ranks([(trace.path, trace.rank) for trace in traces])
     ordered = [trace for _, trace in sorted(zip(numbers, traces, strict=True), key=lambda pair: pair[0])]
     return JobTrace(ranks=tuple(ordered), doubts=tuple(_find_doubts(ordered)))
-
-
-def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
-    """Every file's rank; those that do not say theirs follow the others in their order. Two of a rank are refused."""
-    known: dict[int, Path] = {}
-    for path, rank in files:
-        if rank in known:
-            raise TraceUnreadable(f"{known[rank]} and {path} are both of rank {rank}: give the files of one recording")
-        if rank is not None:
-            known[rank] = path
-    unknown = count(max(known, default=-1) + 1)
-    return [rank if rank is not None else next(unknown) for _, rank in files]
 
 
 def _find_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
@@ -263,7 +190,7 @@ def _find_device_doubts(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
 def _find_generic(traces: Sequence[RankTrace]) -> Iterator[TraceDoubt]:
     """How much of the communication is known by a generic rule only."""
     total, generic = 0.0, dict[str, float]()
-    for trace in traces:
+    for trace in traces if any(trace.tables.generic_names for trace in traces) else ():
         for collective in trace.collectives if trace.tables.has_device else ():
             if collective.on_device:
                 total += collective.seconds

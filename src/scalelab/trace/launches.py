@@ -111,7 +111,7 @@ class LaunchMatcher:
 
     def match(self, records: Records, kernels: Records) -> Matches:
         """The launches of kernels, once those among the records have been remembered."""
-        calls = records[(records["kind"] == Kind.LAUNCH) & (records["correlation"] > 0)]
+        calls = records.compress((records["kind"] == Kind.LAUNCH) & (records["correlation"] > 0))
         launches = zip(calls["start"].tolist(), calls["end"].tolist(), calls["name"].tolist(), strict=True)
         self._pending.update(zip(calls["correlation"].tolist(), launches, strict=True))
         nothing = (NO_LAUNCH, NO_LAUNCH, NO_LAUNCH)

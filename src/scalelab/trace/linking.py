@@ -36,6 +36,7 @@ from scalelab.trace.windows import (
     find_among,
     find_distinct,
     find_edges,
+    join_records,
     place_in_steps,
 )
 
@@ -106,7 +107,7 @@ class Links:
         """The same records with their steps."""
         unnamed = [kernel.correlation for kernel in self.unnamed]
         for number, block in enumerate(blocks):
-            block = block.copy()
+            block = join_records([block])
             is_linked = bool(self._places)
             block["step"] = self._places[number] if is_linked else place_in_steps(self.steps, block["start"])
             if unnamed:
@@ -140,11 +141,12 @@ class _Linker:
         self.last = np.full(len(self.host_steps), np.iinfo(np.int64).min)
 
     def take(self, block: Records) -> None:
-        calls = block[find_among(block["kind"], (Kind.LAUNCH, Kind.RUNTIME)) & (block["correlation"] > 0)]
+        kind = block["kind"]
+        calls = block.compress(((kind == Kind.LAUNCH) | (kind == Kind.RUNTIME)) & (block["correlation"] > 0))
         self._remember(calls)
         places = np.full(len(block), NO_STEP, dtype=np.int32)
-        is_work = block["on_device"] & (block["kind"] <= Kind.COPY)
-        kernels = block[is_work]
+        is_work = block["on_device"] & (kind <= Kind.COPY)
+        kernels = block.compress(is_work)
         found = np.searchsorted(self._correlations, kernels["correlation"])
         found = np.minimum(found, max(0, len(self._correlations) - 1))
         is_launched = np.zeros(len(kernels), dtype=np.bool_)
@@ -168,7 +170,7 @@ class _Linker:
         """Which requests have a kernel that communicates by its name, and which only others."""
         if not self._asked:
             return
-        asked = kernels[find_among(kernels["correlation"], self._asked)]
+        asked = kernels.compress(find_among(kernels["correlation"], self._asked))
         columns = [asked[name].tolist() for name in ("kind", *Unnamed._fields)]
         for kind, *fields in zip(*columns, strict=True):
             kernel = Unnamed(*fields)
@@ -189,20 +191,20 @@ class _Linker:
 
     def _remember_requests(self, calls: Records) -> None:
         for lane, spans in self.requests.items():
-            own = calls[calls["lane"] == lane]
+            own = calls.compress(calls["lane"] == lane)
             last = np.searchsorted(spans.start, own["start"], side="right") - 1
             is_inside = (last >= 0) & (own["start"] <= spans.end[np.maximum(last, 0)])
-            inside = own[is_inside]
+            inside = own.compress(is_inside)
             columns = (spans.place[last[is_inside]], inside["correlation"], inside["start"])
             for place, correlation, start in zip(*(column.tolist() for column in columns), strict=True):
                 self._asked[correlation] = place, HostCall(start, lane)
 
     def _remember(self, calls: Records) -> None:
-        wanted = calls[find_among(calls["correlation"], self.wanted)]
+        wanted = calls.compress(find_among(calls["correlation"], self.wanted))
         columns = (wanted[name].tolist() for name in ("correlation", "start", "lane"))
         for correlation, start, lane in zip(*columns, strict=True):
             self.launches[correlation] = HostCall(start, lane)
-        self._remember_requests(calls[calls["kind"] == Kind.LAUNCH])
+        self._remember_requests(calls.compress(calls["kind"] == Kind.LAUNCH))
         correlations = np.concatenate([self._correlations, calls["correlation"]])[::-1]
         steps = np.concatenate([self._steps, place_in_steps(self.host_steps, calls["start"])])[::-1]
         order = np.argsort(correlations, kind="stable")

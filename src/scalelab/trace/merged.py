@@ -26,8 +26,8 @@ from scalelab.trace.clocks import Clock
 from scalelab.trace.events import LARGEST_NS, LARGEST_TIME
 from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import LARGEST_BASE_NS, MatchedGroup
+from scalelab.trace.pieces import Pieces
 from scalelab.trace.rank_trace import RankTrace
-from scalelab.trace.reader import Pieces
 
 Fields = dict[str, msgspec.Raw]
 Times = NDArray[np.int64]

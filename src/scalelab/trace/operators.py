@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among, join_records
 
 COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""
@@ -58,14 +58,14 @@ class OperatorCounter:
 
     def take(self, window: Window) -> None:
         begun = _select(window.records)
-        running = np.concatenate([_select(window.carried), begun])
+        running = join_records([_select(window.carried), begun])
         if self._steps is None:
             self._add(begun, running, window.start, window.end)
             return
         for step in self._steps:
             if step.start <= window.end and step.end > window.start:
                 is_own = (begun["start"] >= step.start) & (begun["start"] < step.end)
-                self._add(begun[is_own], running, max(step.start, window.start), min(step.end, window.end))
+                self._add(begun.compress(is_own), running, max(step.start, window.start), min(step.end, window.end))
 
     def _add(self, begun: Records, running: Records, low: int, high: int) -> None:
         """Count what begins, and the time between the edges of what runs."""
@@ -92,8 +92,7 @@ class OperatorCounter:
 
 
 def _select(records: Records) -> Records:
-    chosen: Records = records[~records["on_device"] & find_among(records["kind"], COUNTED)]
-    return chosen
+    return records.compress(~records["on_device"] & find_among(records["kind"], COUNTED))
 
 
 def split_by_innermost(records: Records, low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -166,8 +165,8 @@ class KernelCounter:
         self._longest = np.zeros(size, dtype=np.int64)
 
     def take(self, window: Window) -> None:
-        records = window.records[window.records["on_device"] & (window.records["kind"] <= Kind.COPY)]
-        records = records[choose_records(records, self._known_steps, self._steps)]
+        records = window.records.compress(window.records["on_device"] & (window.records["kind"] <= Kind.COPY))
+        records = records.compress(choose_records(records, self._known_steps, self._steps))
         if not len(records):
             return
         keys = records["name"].astype(np.int64) * len(KINDS) + records["kind"]

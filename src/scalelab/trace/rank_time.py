@@ -107,7 +107,7 @@ class BreakdownCounter:
     def take(self, window: Window) -> None:
         records = select_busy(window.all_records, has_device=self.has_device)
         if not self.has_device:
-            records = records[~find_parts_of_collectives(records)]
+            records = records.compress(~find_parts_of_collectives(records))
         low, high = max(window.start, self.low), min(window.end, self.high)
         if low < high:
             self._whole += measure_parts(records, low, high)
@@ -127,8 +127,7 @@ def select_busy(records: Records, *, has_device: bool) -> Records:
         is_busy = records["on_device"] & (kind <= Kind.COPY)
     else:
         is_busy = (kind == Kind.OPERATOR) | (kind == Kind.COMMUNICATION)
-    busy: Records = records[is_busy]
-    return busy
+    return records.compress(is_busy)
 
 
 def find_parts_of_collectives(records: Records) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from scalelab.trace.events import NO_READINGS, Header, Readings
 from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
-from scalelab.trace.reader import Batch, TraceFile
+from scalelab.trace.reader import Batch, TraceFile, find_rank
 from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
 from scalelab.trace.work import FORMULAS, Work, Works
 
@@ -29,7 +29,6 @@ DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "
 ALWAYS_KEPT = (Kind.COMMUNICATION, Kind.STEP, Kind.DEVICE_STEP, Kind.REQUEST)
 OTHER_NAMES = "(other names)"
 DEVICE_BACKENDS = re.compile(r"nccl|rccl|hccl|xccl|cncl|mccl|^ccl", re.IGNORECASE)
-RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|(?:^|[-_.])(\d+)-of-\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +133,7 @@ class _Collector:
         events, known = batch.events, self._entries
         self.num_events += len(events)
         entries = np.array([known.get((e.cat, e.name), -1) for e in events], dtype=np.int64)
-        for index in np.flatnonzero(entries < 0):
+        for index in np.flatnonzero(entries < 0).tolist():
             entries[index] = self._find_entry(events[index].cat, events[index].name)
             self.has_foreign_tasks = self.has_foreign_tasks or bool(events[index].args.task_type)
         kinds = np.array(self._entry_kinds, dtype=np.uint8)[entries]
@@ -238,7 +237,7 @@ def read_rank(
     distributed = file.header.distributed
     return RankTrace(
         path=path,
-        rank=_find_rank(path, file.header),
+        rank=find_rank(path, file.header),
         num_ranks=distributed.world_size if distributed else None,
         header=file.header,
         tables=tables,
@@ -331,18 +330,3 @@ class _Spans:
     def busy(self) -> tuple[int, int]:
         span = self._device or self._host
         return (span[0], span[1]) if span else (0, 0)
-
-
-def peek_rank(path: Path) -> int | None:
-    """The rank of a file by its beginning; None: unknown."""
-    file = TraceFile(path)
-    next(iter(file.batches()), None)
-    return _find_rank(path, file.header)
-
-
-def _find_rank(path: Path, header: Header) -> int | None:
-    """The rank by the header, or else by the name of the file."""
-    if header.distributed is not None and header.distributed.rank is not None:
-        return header.distributed.rank
-    match = RANK_IN_NAME.search(path.name)
-    return int(match.group(1) or match.group(2)) if match else None

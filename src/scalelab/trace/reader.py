@@ -1,286 +1,55 @@
-"""A trace file as batches of events with integer nanoseconds, in memory that does not grow with the file.
+"""Trace files: where they are, whose they are, and their events in batches with integer nanoseconds.
 
-A file is read in pieces, each a list of events of its own. The boundary between two events is guessed from the text
-near the end of a piece: `}`, a comma, `{`. A guess inside an event leaves at least two brackets or a quotation mark
-open; only one bracket is added, so decoding fails and a wrong cut is never accepted. If the last guesses are wrong, as
-in events that hold lists of objects, the piece is scanned bracket by bracket from its start, which is a known boundary.
-All of this is linear in the length of the file.
+Memory does not grow with a file.
 
 A double holds microseconds to the nanosecond up to 2⁴³ of them (101 days), and whole ones up to 2⁵³. Beyond, as in
 files that count fractions since 1970, numbers are decoded as decimals instead. Events with malformed fields are
-repaired, or left out and counted. A file that is not JSON, or is truncated, raises `TraceUnreadable` with the file, the
-byte and what to do.
+repaired, or left out and counted. As long as all events are as Kineto writes them, they are decoded without these
+precautions, and those of no duration (arrows, metadata) without their fields: that takes half the time.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, cast
+from typing import Any, Union
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.errors import TraceUnreadable
+from scalelab.errors import TraceUnreadable, UsageError
 from scalelab.trace.events import (
     MOST_READINGS,
     NO_READINGS,
+    SKIPPED,
+    CompleteEvent,
     Event,
     Header,
+    Instant,
     OpenEvents,
     Readings,
+    TimedEvent,
+    convert_plain_times,
     convert_times,
     is_time,
     needs_decimals,
     pair_events,
-    read_header,
     read_memory,
     repair_events,
 )
+from scalelab.trace.pieces import Pieces
 
-PIECE_BYTES = 1 << 19
-LARGEST_EVENT_BYTES = 1 << 26  # no event, and no header, may be longer
-MOST_GUESSES = 4  # cuts, before the piece is gone through
-MOST_BLANKS = 1000  # between the name of the list and its bracket
-MOST_HEADERS = 64
-"""How often `"traceEvents": [` may stand in the header without being the list of events."""
-BREAK = re.compile(rb"\}\s*,\s*\{")
-EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-TOKEN = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[\]{},]', re.DOTALL)
-BYTE = re.compile(r"\(byte (\d+)\)")
-NO_TEXT = re.compile("[\udc80-\udcff]")
-
-T = TypeVar("T")
-
-
-class Pieces(Generic[T]):
-    """One trace file. Iterating gives what `decode` makes of its events, list by list; it may be done once."""
-
-    def __init__(self, path: Path, decode: Callable[[bytes], T]) -> None:
-        self.path = path
-        self.decode = decode
-        """Takes a JSON list of events as text; raises `msgspec.DecodeError` where it is none."""
-        self.header = Header()
-        """Complete only after the last list."""
-        self.num_bytes = 0
-
-    def __iter__(self) -> Iterator[T]:
-        with _open(self.path) as stream:
-            pieces = self._read(stream)
-            buffer, is_object = self._find_events(pieces)
-            wanted = PIECE_BYTES
-            for piece in pieces:
-                if len(buffer) >= wanted:
-                    cut, is_end = self._cut(buffer)
-                    if cut is None:
-                        wanted = 2 * len(buffer)
-                    else:
-                        yield cut[0]
-                        buffer, wanted = cut[1], PIECE_BYTES
-                    if is_end:
-                        self._read_tail(buffer + piece, pieces, is_object)
-                        return
-                if len(buffer) > LARGEST_EVENT_BYTES:
-                    raise self.error(
-                        f"an event before byte {self.num_bytes:,} is longer than {LARGEST_EVENT_BYTES:,} bytes"
-                    )
-                buffer += piece
-            yield self._decode_last(buffer, is_object)
-
-    def _read(self, stream: BinaryIO) -> Iterator[bytes]:
-        while True:
-            try:
-                piece = stream.read(PIECE_BYTES)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                where = f"after {self.num_bytes:,} bytes"
-                raise self.error(f"compressed data truncated or damaged {where} ({error}): copy it again") from None
-            except OSError as error:
-                raise self.error(error.strerror or str(error)) from None
-            if not piece:
-                return
-            self.num_bytes += len(piece)
-            yield piece
-
-    def _find_events(self, pieces: Iterator[bytes]) -> tuple[bytes, bool]:
-        """What follows the bracket that opens the list of events, and whether it stands inside an object."""
-        buffer, searched, num_tried = b"", 0, 0
-        for piece in pieces:
-            buffer = (buffer + piece).lstrip(b"\xef\xbb\xbf \t\r\n")
-            if buffer.startswith(b"["):
-                return buffer[1:], False
-            if buffer and not buffer.startswith(b"{"):
-                break
-            for match in EVENTS.finditer(buffer, searched):
-                try:
-                    self._take_header(buffer[: match.start()] + b'"traceEvents":[]}')
-                    return buffer[match.end() :], True
-                except msgspec.DecodeError:
-                    num_tried += 1  # inside a text or a list
-                if num_tried > MOST_HEADERS:
-                    break
-                searched = match.end()
-            searched = max(searched, len(buffer) - MOST_BLANKS)
-            if len(buffer) > LARGEST_EVENT_BYTES or num_tried > MOST_HEADERS:
-                break
-        if not buffer:
-            raise self.error("it is empty")
-        raise self.error('not a trace: it has no "traceEvents" list; give files of torch.profiler')
-
-    def _take_header(self, text: bytes) -> None:
-        """Take from an object what the header does not know yet."""
-        try:
-            found = read_header(replace_no_text(text))
-        except RecursionError:
-            raise self._nested() from None
-        for name in Header.__struct_fields__:
-            setattr(self.header, name, getattr(self.header, name) or getattr(found, name))
-
-    def _cut(self, buffer: bytes) -> tuple[tuple[T, bytes] | None, bool]:
-        """The events of as much as can be decoded and the rest, if any can; and whether the list ended in it."""
-        breaks = [found.start() + 1 for found in BREAK.finditer(buffer, max(0, len(buffer) - PIECE_BYTES // 8))]
-        for guess in reversed(breaks[-MOST_GUESSES:]):
-            text = b"[" + buffer[:guess] + b"]"
-            try:
-                return (self._decode(text), buffer[buffer.index(b",", guess) + 1 :]), False
-            except msgspec.DecodeError as error:
-                place = _find_place(error)
-                if place is None or place == len(text) - 1:
-                    continue  # cut inside an event
-                if "trailing characters" not in str(error):
-                    raise self._malformed(error, len(buffer) - place + 1) from None
-                close = text.rindex(b"]", 0, place) + 1
-                return (self._decode_surely(text[:close]), buffer[close - 1 :]), True
-        cut, is_end = find_cut(buffer)
-        if cut is None:
-            return None, False
-        return (self._decode_surely(b"[" + buffer[:cut] + b"]"), buffer[cut + 1 :]), is_end
-
-    def _decode_last(self, buffer: bytes, is_object: bool) -> T:
-        """The end of the file: the last events, the closing bracket, and what stands behind it."""
-        text = b"[" + buffer
-        try:
-            events = self._decode(text)
-        except msgspec.DecodeError as error:
-            place = _find_place(error)
-            if place is None and is_object:
-                raise self._truncated() from None
-            if place is None:  # Chrome lets a bare list stay open
-                return self._decode_unclosed(text)
-            if "trailing characters" not in str(error):
-                raise self._malformed(error, len(text) - place) from None
-            close = text.rindex(b"]", 0, place) + 1
-            events, buffer = self._decode_surely(text[:close]), text[close:]
-        else:
-            buffer = b""
-        self._decode_tail(buffer, is_object)
-        return events
-
-    def _decode_unclosed(self, text: bytes) -> T:
-        try:
-            return self._decode(text.rstrip().removesuffix(b",") + b"]")
-        except msgspec.DecodeError:
-            raise self._truncated() from None
-
-    def _read_tail(self, tail: bytes, pieces: Iterator[bytes], is_object: bool) -> None:
-        for piece in pieces:
-            tail += piece
-            if len(tail) > LARGEST_EVENT_BYTES:
-                raise self.error(f"what follows its events is longer than {LARGEST_EVENT_BYTES:,} bytes")
-        self._decode_tail(tail, is_object)
-
-    def _decode_tail(self, tail: bytes, is_object: bool) -> None:
-        """What stands behind the events belongs to the header, or is nothing."""
-        tail = tail.strip()
-        if not is_object and tail:
-            raise self.error(f"{len(tail):,} unexpected bytes after its list of events")
-        if not is_object:
-            return
-        text = b"{" + tail.removeprefix(b",")
-        try:
-            self._take_header(text)
-        except msgspec.DecodeError as error:
-            place = _find_place(error)
-            raise (self._truncated() if place is None else self._malformed(error, len(text) - place)) from None
-
-    def _decode(self, text: bytes) -> T:
-        try:
-            return self.decode(text)
-        except UnicodeDecodeError:
-            return self.decode(replace_no_text(text))
-        except RecursionError:
-            raise self._nested() from None
-
-    def _decode_surely(self, text: bytes) -> T:
-        """Of a list whose end is known."""
-        try:
-            return self._decode(text)
-        except msgspec.DecodeError as error:
-            raise self._malformed(error, len(text) - (_find_place(error) or len(text))) from None
-
-    def _nested(self) -> TraceUnreadable:
-        return self.error(f"its lists are nested too deeply before byte {self.num_bytes:,}")
-
-    def _truncated(self) -> TraceUnreadable:
-        return self.error(f"truncated after {self.num_bytes:,} bytes: record or copy it again")
-
-    def _malformed(self, error: msgspec.DecodeError, bytes_from_end: int) -> TraceUnreadable:
-        what = BYTE.sub("", str(error)).removeprefix("JSON is malformed: ").strip()
-        place = max(0, self.num_bytes - bytes_from_end)
-        return self.error(f"not valid JSON ({what} at about byte {place:,}): record or copy it again")
-
-    def error(self, what: str) -> TraceUnreadable:
-        return TraceUnreadable(f"cannot read {self.path}: {what}")
-
-
-def find_cut(text: bytes) -> tuple[int | None, bool]:
-    """Where the last comma between two values of a list stands, None: nowhere; or its closing bracket, and True."""
-    depth, cut = 0, None
-    for match in TOKEN.finditer(text):
-        token = text[match.start()]
-        if token == ord(","):
-            cut = cut if depth else match.start()
-        elif token in b"{[":
-            depth += 1
-        elif token in b"}]":
-            depth -= 1
-            if depth < 0:
-                # A brace that closes nothing stays in the text, where decoding finds it.
-                return match.start() + (token == ord("}")), True
-    return cut, False
-
-
-def replace_no_text(text: bytes) -> bytes:
-    """Names of kernels are not always UTF-8; the result is, and of the same length."""
-    try:
-        text.decode()
-        return text
-    except UnicodeDecodeError:
-        return NO_TEXT.sub("?", text.decode("utf-8", "surrogateescape")).encode()
-
-
-def _find_place(error: msgspec.DecodeError) -> int | None:
-    """Where decoding stopped; None: at the end of the text, which is too short."""
-    match = BYTE.search(str(error))
-    if match is None:
-        return None
-    is_behind = "trailing characters" in str(error)  # those are counted from one
-    return int(match.group(1)) - is_behind
-
-
-def _open(path: Path) -> BinaryIO:
-    """The file, decompressed where it is compressed, whatever its name."""
-    try:
-        with path.open("rb") as file:
-            is_compressed = file.read(2) == b"\x1f\x8b"
-        return cast(BinaryIO, gzip.open(path, "rb")) if is_compressed else path.open("rb")
-    except OSError as error:
-        raise TraceUnreadable(f"cannot read {path}: {error.strerror or error}") from None
+SUFFIXES = (".json", ".json.gz")
+MARKS = ("trial.json", "run.json")
+"""A directory that holds one of these is that of a trial or a run: none of the files beside it is a trace."""
+BELOW = ("*", "trace/*", "*/trace", "*/trace/*", "trials/*/trace", "trials/*/trace/*")
+"""Where the traces of a recording, a trial or a run may lie."""
+RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|(?:^|[-_.])(\d+)-of-\d+", re.IGNORECASE)
 
 
 class ExactEvent(Event, gc=False):
@@ -290,6 +59,7 @@ class ExactEvent(Event, gc=False):
     dur: Decimal | None = None  # type: ignore[assignment]
 
 
+_decode_plainly = msgspec.json.Decoder(list[Union[CompleteEvent, Instant, *SKIPPED]]).decode  # type: ignore[valid-type]
 _decode = msgspec.json.Decoder(list[Event]).decode
 _decode_one = msgspec.json.Decoder(Event).decode
 _decode_exactly = msgspec.json.Decoder(list[ExactEvent]).decode
@@ -300,7 +70,7 @@ _decode_one_exactly = msgspec.json.Decoder(ExactEvent).decode
 class Batch:
     """Events that have a duration, in the order of the file, with their times in nanoseconds."""
 
-    events: list[Event]
+    events: Sequence[TimedEvent]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
 
@@ -316,6 +86,8 @@ class TraceFile:
         self._memory: list[Readings] = []
         self._num_readings = 0
         self._pieces = Pieces(path, self._decode_batch)
+        self._is_plain = True
+        """Whether all events so far are of a known phase, complete in themselves, with times that a double holds."""
         self._is_exact = False
         """Whether times are decoded as decimals."""
         self._may_be_decimal = False
@@ -344,12 +116,48 @@ class TraceFile:
         self.num_unusable += sum(map(len, self._open_events.values()))
 
     def _decode_batch(self, text: bytes) -> Batch:
+        if self._is_plain:
+            found = self._decode_plain_batch(text)
+            if found is not None:
+                return found
+            self._is_plain = False
         events, num_odd = self._decode_events(text)
-        if not self._is_exact and needs_decimals(events):
+        if not self._is_exact and needs_decimals([event.ts for event in events if event.ts is not None]):
             self._is_exact = self._may_be_decimal = True
             events, num_odd = self._decode_events(text)
         self.num_unusable += num_odd
         return self._make_batch(events)
+
+    def _decode_plain_batch(self, text: bytes) -> Batch | None:
+        """Events as Kineto writes them; None: some are not."""
+        try:
+            found = _decode_plainly(text)
+        except msgspec.ValidationError:
+            return None
+        events = [event for event in found if type(event) is CompleteEvent]
+        start = convert_plain_times([event.ts for event in events], self.ns_per_tick)
+        length = convert_plain_times([event.dur for event in events], self.ns_per_tick)
+        if start is None or length is None:
+            return None
+        if len(events) < len(found) and self._num_readings < MOST_READINGS:
+            self._memory.append(read_memory((one for one in found if type(one) is Instant), self._to_ns))
+            self._num_readings += len(self._memory[-1])
+        is_usable = start[1] & length[1] & (length[0] >= 0)
+        return self._make_usable(events, start[0], length[0], is_usable)
+
+    def _make_usable(
+        self,
+        events: Sequence[TimedEvent],
+        start: NDArray[np.int64],
+        length: NDArray[np.int64],
+        is_usable: NDArray[np.bool_],
+    ) -> Batch:
+        """A batch of the usable events; others are counted."""
+        if not is_usable.all():
+            self.num_unusable += len(events) - int(is_usable.sum())
+            events = [event for event, is_kept in zip(events, is_usable.tolist(), strict=True) if is_kept]
+            start, length = start[is_usable], length[is_usable]
+        return Batch(events, start, start + length)
 
     def _decode_events(self, text: bytes) -> tuple[list[Event], int]:
         """Events of a whole list, one by one where a field has the wrong kind; and how many made no sense."""
@@ -367,7 +175,7 @@ class TraceFile:
                 self._may_be_decimal = True
                 complete = [event for event in pair_events(events, self._open_events) if event.ph == "X"]
             if self._num_readings < MOST_READINGS:
-                self._memory.append(read_memory(others, self._to_ns))
+                self._memory.append(read_memory((one for one in others if one.ph == "i"), self._to_ns))
                 self._num_readings += len(self._memory[-1])
         num_complete = len(complete)
         if self._may_be_decimal:
@@ -376,12 +184,91 @@ class TraceFile:
         kept = [e for e in complete if e.dur is not None and e.ts is not None and e.dur >= 0]
         start, is_start_usable = self._to_ns([e.ts for e in kept])
         length, is_length_usable = self._to_ns([e.dur for e in kept])
-        is_usable = is_start_usable & is_length_usable
-        if not is_usable.all():
-            kept = [event for event, is_kept in zip(kept, is_usable, strict=True) if is_kept]
-            start, length = start[is_usable], length[is_usable]
         self.num_unusable += len(complete) - len(kept)
-        return Batch(kept, start, start + length)
+        return self._make_usable(kept, start, length, is_start_usable & is_length_usable)
 
     def _to_ns(self, ticks: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         return convert_times(ticks, self.ns_per_tick, may_be_decimal=self._may_be_decimal)
+
+
+def find_trace_files(paths: Sequence[Path]) -> list[Path]:
+    """The trace files that paths lead to: files themselves, and of a directory those in it or in its `trace`.
+
+    The directory of a trial is such a directory, and that of a run where one trial has traces. Raises `UsageError`
+    where there is nothing, or where a directory holds several recordings.
+    """
+    if not paths:
+        raise UsageError("give a trace file or a directory of them")
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += _search(path)
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UsageError(f"{path} does not exist: give a trace file or a directory of them")
+    return list(dict.fromkeys(found))
+
+
+def _search(directory: Path) -> list[Path]:
+    """The traces of one recording: beside each other in it, in its `trace`, or in the one place below that has some."""
+    for place in (directory, directory / "trace"):
+        found = _list_traces(place)
+        if found:
+            return found
+    below = {place for pattern in BELOW for place in directory.glob(pattern)}
+    places = [place for place in sorted(below) if _list_traces(place)]
+    if len(places) == 1:
+        return _list_traces(places[0])
+    if places:
+        names = [str(place.relative_to(directory)).removesuffix("/trace") for place in places]
+        listed = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+        raise UsageError(
+            f"{directory} has traces of {len(places)} recordings ({listed}): give one, such as {directory / names[-1]}"
+        )
+    raise UsageError(
+        f"{directory} has no trace (*.json, *.json.gz): give the directory that torch.profiler wrote to; studies record"
+        " traces with --profile-steps 3"
+    )
+
+
+def _list_traces(directory: Path) -> list[Path]:
+    if any((directory / mark).exists() for mark in MARKS):
+        return []
+    return sorted((file for file in directory.glob("*") if _is_trace(file)), key=_read_digits)
+
+
+def _is_trace(file: Path) -> bool:
+    return file.is_file() and file.name.endswith(SUFFIXES)
+
+
+def _read_digits(file: Path) -> tuple[list[int], str]:
+    """So that rank10 comes after rank9."""
+    return [int(digits) for digits in re.findall(r"\d+", file.name)][:4], file.name
+
+
+def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
+    """Every file's rank; those that do not say theirs follow the others in their order. Two of a rank are refused."""
+    known: dict[int, Path] = {}
+    for path, rank in files:
+        if rank in known:
+            raise TraceUnreadable(f"{known[rank]} and {path} are both of rank {rank}: give the files of one recording")
+        if rank is not None:
+            known[rank] = path
+    unknown = count(max(known, default=-1) + 1)
+    return [rank if rank is not None else next(unknown) for _, rank in files]
+
+
+def peek_rank(path: Path) -> int | None:
+    """The rank of a file by its beginning; None: unknown."""
+    file = TraceFile(path)
+    next(iter(file.batches()), None)
+    return find_rank(path, file.header)
+
+
+def find_rank(path: Path, header: Header) -> int | None:
+    """The rank by the header, or else by the name of the file."""
+    if header.distributed is not None and header.distributed.rank is not None:
+        return header.distributed.rank
+    match = RANK_IN_NAME.search(path.name)
+    return int(match.group(1) or match.group(2)) if match else None

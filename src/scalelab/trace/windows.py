@@ -101,12 +101,12 @@ class Spool:
                 ready.append(records[:cut])
                 loaded[index] = records[cut:]
             if sum(map(len, ready)):
-                yield sort_by_start(np.concatenate(ready))
+                yield sort_by_start(join_records(ready))
             if bound is None:
                 return
 
     def _take_pending(self) -> Records:
-        records = np.concatenate(self._pending) if self._pending else np.empty(0, dtype=RECORD)
+        records = join_records(self._pending)
         self._pending, self._num_pending = [], 0
         return sort_by_start(records)
 
@@ -135,7 +135,16 @@ class Spool:
 
 
 def sort_by_start(records: Records) -> Records:
-    return records[np.argsort(records["start"], kind="stable")]
+    """In order of their start. (Of records, numpy's `take` and `compress` are many times as fast as indexing.)"""
+    return records.take(np.argsort(records["start"], kind="stable"))
+
+
+def join_records(parts: Sequence[Records]) -> Records:
+    """As `np.concatenate`, which copies records field by field."""
+    if not parts:
+        return np.empty(0, dtype=RECORD)
+    raw = np.dtype((np.void, RECORD.itemsize))
+    return np.concatenate([np.ascontiguousarray(part).view(raw) for part in parts]).view(RECORD)
 
 
 Steps = frozenset[int] | None
@@ -166,7 +175,7 @@ class Window:
 
     @cached_property
     def all_records(self) -> Records:
-        return np.concatenate([self.carried, self.records])
+        return join_records([self.carried, self.records])
 
 
 def choose_records(records: Records, known: Sequence[ProfilerStep], wanted: Steps) -> NDArray[np.bool_]:
@@ -226,7 +235,7 @@ def cut_windows(blocks: Iterable[Records], steps: Sequence[ProfilerStep], low: i
     pending = carried = np.empty(0, dtype=RECORD)
     begin = low
     for block in blocks:
-        pending = np.concatenate([pending, block])
+        pending = join_records([pending, block]) if len(pending) else block
         if not len(pending):
             continue
         reach = int(pending["start"][-1])
@@ -263,4 +272,4 @@ class _OpenSteps:
 
 def _still_running(window: Window) -> Records:
     records = window.all_records
-    return records[records["end"] > window.end]
+    return records.compress(records["end"] > window.end)

@@ -11,7 +11,7 @@ from scalelab.answers.trace.view import NS, TraceView, divide, name_cells, short
 from scalelab.report.document import Section, Table
 from scalelab.report.findings import REASON, Finding, FindingKind
 from scalelab.report.tables import count_column, make_table, seconds_column, share_column, text_column
-from scalelab.trace.critical_path import Edge, PathPiece, StepPiece, StepRecords, StepTiming, build_graph
+from scalelab.trace.critical_path import EdgeLabel, PathPiece, StepPiece, StepRecords, StepTiming, build_graph
 from scalelab.units import format_seconds, format_share
 
 CRITICAL = FindingKind(
@@ -93,7 +93,7 @@ def choose_ranks(view: TraceView) -> dict[int, StepRecords]:
 def list_what_ifs(timing: StepTiming, step: CriticalStep) -> Iterator[RetimedStep]:
     """The step without a kind of piece, and without the longest names of its path."""
     pieces = step.sum_by_piece()
-    changes: dict[str, Callable[[Edge], bool]] = {}
+    changes: dict[str, Callable[[EdgeLabel], bool]] = {}
     if pieces.get(StepPiece.TRANSFER):
         changes["communication takes no time"] = partial(_is_piece, (StepPiece.TRANSFER,))
     if pieces.get(StepPiece.HOST) or pieces.get(StepPiece.LAUNCH):
@@ -107,12 +107,12 @@ def list_what_ifs(timing: StepTiming, step: CriticalStep) -> Iterator[RetimedSte
         yield RetimedStep(change, timing.measure_without(is_free))
 
 
-def _is_piece(pieces: tuple[StepPiece, ...], edge: Edge) -> bool:
-    return edge.piece in pieces
+def _is_piece(pieces: tuple[StepPiece, ...], label: EdgeLabel) -> bool:
+    return label.piece in pieces
 
 
-def _is_name(piece: StepPiece, name: str, edge: Edge) -> bool:
-    return edge.piece is piece and edge.name == name
+def _is_name(piece: StepPiece, name: str, label: EdgeLabel) -> bool:
+    return label.piece is piece and label.name == name
 
 
 def make_critical_section(view: TraceView, step: CriticalStep | None) -> Section | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scalelab.answers.trace.tables import note_more
-from scalelab.answers.trace.view import NS, TraceView, divide, name_cells, shorten_names
+from scalelab.answers.trace.view import NS, TraceView, name_cells, shorten_names
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
-from scalelab.report.tables import Field, make_column, make_table, seconds_column, share_column, text_column
-from scalelab.trace.hta import HtaBreakdown
+from scalelab.report.tables import Field, make_column, make_table, seconds_column, text_column
 from scalelab.trace.operators import (
     NOTABLE,
     Amount,
@@ -32,11 +31,9 @@ PARTS = FindingKind(
     ("exposed_a", "exposed_b", "compute_a", "compute_b"),
 )  # fmt: skip
 COUNTS = FindingKind("changes", "How many names changed, and how", REASON, tuple(OperatorChange))
-OVERLAP = FindingKind("hta-overlap", "Overlap and idle time as HTA defines them", MAIN, ("overlap", "idle"))
 WHOLE_TRACES = CautionKind("whole-traces", "Traces are compared as a whole, not per step", "noise")
 OTHER_RANKS = CautionKind("other-ranks", "The traces have different numbers of ranks", "wrong-work", ("a", "b"))
 OTHER_DEVICE = CautionKind("other-device", "Only one of the traces has a device", "wrong-work")
-NO_KERNELS = CautionKind("no-kernels", "A rank without kernels, which HTA needs", "failure")
 
 ORDER = (
     OperatorChange.SLOWER,
@@ -45,7 +42,6 @@ ORDER = (
     OperatorChange.REMOVED,
     OperatorChange.SAME,
 )
-US = 1e-6
 
 
 def compare_traces(a: TraceView, b: TraceView, names: tuple[str, str]) -> Document:
@@ -233,59 +229,3 @@ def _find_doubts(a: TraceView, b: TraceView, comparison: Comparison) -> Iterator
             "only one of the traces has a device: their parts mean different things",
             "compare traces of the same kind of device",
         )
-
-
-def describe_hta(ranks: Mapping[int, HtaBreakdown]) -> Document:
-    """The numbers of HolisticTraceAnalysis, one row per rank."""
-
-    def time(part: str, header: str) -> Field[Any]:
-        unit = {} if part == "kernel" else {"unit_of": "kernel_seconds"}
-        return seconds_column(f"{part}_seconds", header, lambda row: getattr(row[1], f"{part}_us") * US, **unit)
-
-    def share(part: str, header: str) -> Field[Any]:
-        return share_column(
-            f"{part}_share", header, lambda row: divide(getattr(row[1], f"{part}_us"), row[1].kernel_us)
-        )
-
-    table = make_table(
-        ranks.items(),
-        text_column("rank", "rank", lambda row: f"rank {row[0]}"),
-        time("kernel", "kernel time"),
-        time("compute", "compute"),
-        time("non_compute", "non-compute"),
-        time("idle", "idle"),
-        share("compute", "compute / kernel time"),
-        share("non_compute", "non-compute / kernel time"),
-        share("idle", "idle / kernel time"),
-        share_column("overlap_share", "overlap / comm", lambda row: row[1].overlap),
-        notes=(
-            "kernel time: from the first kernel's start to the last one's end; with several steps, without the last",
-            "starts are rounded up and ends down to whole microseconds; comm: union of communication kernels",
-        ),
-    )
-    return Document(
-        title="Traces",
-        question="What does HolisticTraceAnalysis report?",
-        setting=f"{format_count(len(ranks), 'rank')} · temporal breakdown and overlap by its definitions",
-        sections=(Section(tables=(table,)),),
-        findings=tuple(_summarise_hta(ranks)),
-        cautions=tuple(_find_hta_doubts(ranks)),
-    )
-
-
-def _summarise_hta(ranks: Mapping[int, HtaBreakdown]) -> Iterator[Finding]:
-    for rank, one in ranks.items():
-        if one.kernel_us and one.overlap is not None:
-            idle = one.idle_us / one.kernel_us
-            text = (
-                f"Rank {rank}: {format_share(one.overlap)} of communication overlaps with compute, {format_share(idle)}"
-                " of the kernel time is idle."
-            )
-            yield OVERLAP(f"rank {rank}", text, overlap=one.overlap, idle=idle)
-
-
-def _find_hta_doubts(ranks: Mapping[int, HtaBreakdown]) -> Iterator[Caution]:
-    for rank, one in ranks.items():
-        if not one.num_kernels:
-            message = f"rank {rank}: no kernel to count; HolisticTraceAnalysis reads device traces"
-            yield NO_KERNELS(f"rank {rank}", message, "leave out --hta")

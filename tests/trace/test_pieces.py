@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace import reader as pieces
-from scalelab.trace.reader import Pieces, TraceFile, find_cut, replace_no_text
+from scalelab.trace import pieces
+from scalelab.trace.pieces import Pieces, find_cut, replace_no_text
+from scalelab.trace.reader import TraceFile
 from tests.trace.build import TraceBuilder
 
 ALIKE = settings(
