@@ -8,6 +8,7 @@ script of the user's has something to do before.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -27,8 +28,11 @@ def main(parent: str, assignment: str) -> int:
     trial = read_trial(Path(place.directory))
     if isinstance(trial.task, Script) and trial.task.is_fresh:
         run_prelude(trial, trial.task, place)
+    gc.disable()  # a fifth of importing torch would be a search for garbage where there is none
     from scalelab.worker.worker import run_rank  # it imports torch
 
+    gc.freeze()
+    gc.enable()
     return run_rank(place)
 
 
