@@ -37,9 +37,9 @@ demo: setup
 		--json report/strong-scaling.json --csv report/strong-scaling.csv
 	$(BIN)/scalelab quantize --epochs 10 --html report/quantization.html --pdf report/quantization.pdf
 
-# Loading torch and waiting leave cores idle, so there are two workers more than CI has cores. Tests that compare times come
-# last, one after the other.
-WORKERS ?= 4
+# Loading torch and waiting leave cores idle, so there is one worker more than CI has cores; each takes ten seconds to find
+# the tests. Tests that compare times come last, one after the other.
+WORKERS ?= 3
 test: setup mpi
 	@status=0; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" || status=1; \
 		$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests) || status=1; exit $$status
