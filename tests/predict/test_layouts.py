@@ -257,3 +257,16 @@ def test_keys_and_values_that_attention_does_not_hide_are_part_of_the_forward():
     assert passed > attended
     assert passage.forward == pytest.approx(32 * (linear + machine.move_block(layout) + passed))
     assert passage.context == pytest.approx(32 * (passed - attended + 2 * passed - attended_back))
+
+
+@pytest.mark.parametrize(("is_fused", "is_eager"), [(True, False), (False, False), (True, True)])
+def test_bytes_between_products_are_those_of_norms_copies_gelu_and_scores(is_fused, is_eager):
+    layout = Layout(tensor=8, context=2, micro_batch=2, has_split_sequence=True)
+    job = replace(JOB, has_fused_attention=is_fused, is_eager=is_eager)
+    machine = _Machine(job, SHARES)
+    tokens, split, item = 2 * 2048 / 2, 8, 2
+    whole = tokens * 4096 * item
+    moved = 11 * whole / 8 + 8 * whole / split + tokens * 16384 * 2 * item / split
+    moved *= 2.67 if is_eager else 1
+    scores = 0 if is_fused else tokens * 32 / split * 2048
+    assert machine.move_block(layout) == pytest.approx((moved + 9 * scores) / (2.039e12 * 0.915), rel=1e-12)

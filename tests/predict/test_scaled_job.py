@@ -15,7 +15,7 @@ from scalelab.predict.scaled_job import (
     scale_out,
     settle_on_two,
 )
-from scalelab.predict.what_if import WhatIf, change_job
+from scalelab.predict.what_if import WhatIf, change_job, fit_need
 
 FAST = LinkSpeed(latency_seconds=0, bytes_per_second=1e15)
 SLOW = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -193,3 +193,16 @@ def test_less_than_a_sample_per_rank_is_refused():
 def test_changes_that_cannot_be_are_refused(wrong):
     with pytest.raises(UsageError):
         WhatIf(**wrong)
+
+
+def test_one_measured_batch_says_what_as_many_samples_or_fewer_need():
+    need = fit_need({4: 100.0})
+    assert need is not None
+    assert [need.find_bytes(batch) for batch in (2, 4, 5)] == [100, 100, None]
+
+
+def test_two_measured_batches_give_a_line_to_any_number():
+    need = fit_need({2: 10.0, 4: 14.0})
+    assert need is not None
+    assert (need.largest_batch, need.find_bytes(3), need.find_bytes(8)) == (4, pytest.approx(12), pytest.approx(22))
+    assert fit_need({}) is None
