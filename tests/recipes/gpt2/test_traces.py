@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import PurePath
-
 import pytest
 
 from scalelab.recipes.gpt2.rows import STRATEGIES, answer_g6, make_g6
@@ -58,10 +55,7 @@ def test_parts_kinds_and_operators_are_read_off_the_traces() -> None:
     ]
     assert finding.sentences[0].endswith("ddp 1.00 ms (10 %), 75 % of its communication overlapped.")
     assert finding.sentences[1].endswith("ddp adds 1 and removes 1.")
-    assert finding.sentences[2].startswith("The traces of single, ddp are in the directory of this run")
-    (pattern,) = re.findall(r"trials/\S+/trace", finding.sentences[2])
-    for result in (alone, ddp):
-        assert PurePath(f"trials/g6.traces.{result.trial.name}/trace").match(pattern)
+    assert finding.sentences[2] == "The traces of single, ddp are in the directory of this run, a file per rank."
 
 
 @pytest.mark.parametrize("results", [(), (make_traced("ddp", MATMUL),), (make_result(make_record()),)])

@@ -269,10 +269,7 @@ def name_places(arms: Mapping[str, Arm]) -> list[str]:
     """Where the traces of every strategy are."""
     if not arms:
         return []
-    return [
-        f"The traces of {', '.join(arms)} are in the directory of this run, a file per rank:"
-        " trials/g6.traces.*/trace/rank<n>.json.gz."
-    ]
+    return [f"The traces of {', '.join(arms)} are in the directory of this run, a file per rank."]
 
 
 def read_report(arm: Arm) -> RankReport:

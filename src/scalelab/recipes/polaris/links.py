@@ -285,8 +285,8 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             f" instead of {say('seconds', plain)}, {say('ratio', line.ours)} times as long. The cost is in a few steps,"
             " so the factor depends on the number of steps.",
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
-            f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> under trials/p5.profiled.train-r1/trace"
-            " of this run, with the key averages as text beside it.",
+            f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> in the directory of this run, with the"
+            " key averages as text beside it.",
         ),
         questions=pair_questions(
             "polaris",
