@@ -61,7 +61,7 @@ def make_p6(size: Size) -> Row:
         chunks="automatic",
         train=True,
         job=make_training_job(size, choose(size, small=SHALLOW_WIDE, full={}), optimization=SCALED_BY_RANKS),
-        sampling=make_sampling(size, rounds=2, steps=6, phase_steps=2),
+        sampling=make_sampling(size, rounds=4, steps=4, phase_steps=2),
     )
     return Row(id="P6", title="I/O formats", parts={"formats": study}, conclude=answer_p6, num_tables=0)
 
