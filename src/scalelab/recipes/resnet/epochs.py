@@ -117,7 +117,7 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
             ranks=(1, *DEVICES),
             batch_per_rank=choose_batch(size, batch),
             job=make_job(size),
-            sampling=make_sampling(size, rounds=3, steps=6, comm_free=True, phase_steps=2),
+            sampling=make_sampling(size, rounds=5, steps=6, comm_free=True, phase_steps=2),
         )
         for batch in published.BATCHES
     }

@@ -66,7 +66,7 @@ def make_r1(size: Size) -> Row:
     study = BatchSize(
         batches=tuple(choose_batch(size, batch) for batch in asked),
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=3, steps=4, phase_steps=2),
+        sampling=make_sampling(size, rounds=5, steps=4, phase_steps=2),
     )
     return Row(
         id="R1",

@@ -146,9 +146,7 @@ def make_s1(size: Size) -> Row:
         global_batch=GLOBAL_BATCH,
         dropped=DROPPED,
         job=make_job(size),
-        sampling=Sampling(
-            rounds=choose(size, small=4, full=6), steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0
-        ),
+        sampling=Sampling(rounds=6, steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0),
     )
     return quote_row("S1", "Reproducible timing", "timing", study, find_first_step)
 
@@ -158,7 +156,7 @@ def make_s2(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, comm_free=True),
+        sampling=make_sampling(size, rounds=6, comm_free=True),
     )
     return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=answer_s2, num_tables=1)
 
@@ -175,7 +173,7 @@ def make_s3(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, comm_free=True),
+        sampling=make_sampling(size, rounds=6, comm_free=True),
     )
     dim = sizes[-1][0]
     row = quote_row(
