@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import importlib
@@ -388,8 +387,8 @@ def test_every_error_class_has_an_exit_code_in_the_reference() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    parsed = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
-    assert [str(file) for file, tree in parsed.items() if not ast.get_docstring(tree)] == []
+    begins = re.compile(r'(?:#.*\n|\s)*r?"""\s*[^\s"]')
+    assert [str(file) for file in SOURCES if not begins.match(file.read_text(encoding="utf-8"))] == []
 
 
 FOREIGN = re.compile(r"\b(?:nobody|anybody|somebody|whoever|tells|goes on|to be had|trainings)\b", re.IGNORECASE)

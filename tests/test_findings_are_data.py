@@ -74,11 +74,16 @@ def test_a_name_or_a_value_may_be_asked() -> None:
     assert not list(list_offences(ast.parse("finding.kind in KINDS and caution.values['share'] > 1")))
 
 
+def name_called(call: ast.Call) -> str:
+    """The last part of what is called."""
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
 def test_a_kind_is_declared_once() -> None:
     places: dict[str, list[str]] = {}
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("FindingKind", "CautionKind"):
+            if isinstance(node, ast.Call) and name_called(node) in ("FindingKind", "CautionKind"):
                 name = node.args[0]
                 assert isinstance(name, ast.Constant), f"{file.name}:{node.lineno}: not a literal name"
                 places.setdefault(str(name.value), []).append(f"{file.relative_to(PACKAGE)}:{node.lineno}")

@@ -95,6 +95,35 @@ def read(name: str, shapes: list[Any], concrete: list[str] | None = None, kind: 
     return read_work(name, args)
 
 
+FLASH, EFFICIENT, CUDNN = (f"aten::_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "causal", "operations", "elements"),
+    [
+        ("aten::mm", [[3, 4], [4, 5]], None, 120, 47),
+        ("aten::_scaled_mm", [[3, 4], [4, 5]], None, 120, 47),
+        ("aten::addmm", [[5], [3, 4], [4, 5]], None, 120, 47),
+        ("aten::baddbmm", [[2, 3, 5], [2, 3, 4], [2, 4, 5]], None, 240, 94),
+        ("aten::linear", [[2, 3, 4], [5, 4]], None, 240, 74),
+        ("aten::convolution_backward", [[1, 8, 4, 4], [1, 3, 6, 6], [8, 3, 3, 3]], None, 13824, 904),
+        (FLASH, [[1, 2, 8, 4]] * 3, 4, 2048, 256),
+        (EFFICIENT, [[1, 2, 8, 4]] * 3, 6, 2048, 256),
+        (CUDNN, [[1, 2, 8, 4]] * 3, 6, 2048, 256),
+        (f"{FLASH}_backward", [[1, 2, 8, 4]] * 4, 11, 5120, 512),
+        (f"{EFFICIENT}_backward", [[1, 2, 8, 4]] * 4, 11, 5120, 512),
+    ],
+)
+def test_every_formula_counts_operations_and_elements(
+    name: str, shapes: list[Any], causal: int | None, operations: int, elements: int
+) -> None:
+    found = read(name, shapes)
+    assert (found.num_operations, found.num_bytes) == (operations, 2 * elements)
+    if causal is not None:
+        masked = read(name, shapes, [*([""] * causal), "True"])
+        assert (masked.num_operations, masked.num_bytes) == (operations / 2, 2 * elements)
+
+
 def test_operations_follow_from_shapes() -> None:
     assert read("aten::bmm", [[2, 3, 4], [2, 4, 5]]).num_operations == 2 * 2 * 3 * 4 * 5
     assert read("aten::linear", [[2, 3, 4], [5, 4]]).num_operations == 2 * 6 * 4 * 5
