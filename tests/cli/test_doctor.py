@@ -24,19 +24,19 @@ from scalelab.cli.doctor.command import (
     look_at_memory,
     print_mistakes,
 )
+from scalelab.cli.doctor.device import examine_device, grade_gpu
 from scalelab.cli.doctor.host import (
     PROCESS_BYTES,
     Grade,
     ask_mpi,
     choose_copy_bytes,
-    examine_device,
-    look_at_driver,
     look_at_nccl,
     look_at_network,
     look_at_rank,
     look_at_threads,
     measure_roofs,
 )
+from scalelab.launch.gpus import read_nvml
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.launch.ranks.placement import Placement
 from scalelab.records.environment import read_environment
@@ -292,7 +292,7 @@ def test_all_ranks_of_a_node_together_take_half_of_what_is_left(
 
 def test_ranks_without_room_for_torch_measure_nothing_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_host, "read_available_memory", lambda: 4_000_000_000)
-    monkeypatch.setattr(doctor_host, "_run", lambda *_: pytest.fail("torch was loaded"))
+    monkeypatch.setattr(doctor_host, "run_module", lambda *_: pytest.fail("torch was loaded"))
     assert measure_roofs(64) == {"unmeasured": "4 GB of free memory for 64 ranks is too little to import torch"}
 
 
@@ -315,7 +315,7 @@ def test_nccl_is_tried_on_every_device_and_its_words_are_told(monkeypatch: pytes
         return answers.pop(0)
 
     monkeypatch.setattr(doctor_host, "find_gpus", lambda: (1, 2, 3, 4))
-    monkeypatch.setattr(doctor_host, "_run", answer)
+    monkeypatch.setattr(doctor_host, "run_module", answer)
     works, fails, hangs = look_at_nccl(), look_at_nccl(), look_at_nccl()
     assert asked[0] == ("scalelab.worker.nccl_check", "nccl", "4")
     assert (works.grade, works.detail) == (Grade.OK, "all-reduce over 4 CUDA devices works")
@@ -372,14 +372,14 @@ def test_a_self_test_gives_expectation_figure_and_verdict(tmp_path: Path, monkey
         {"name": "order", "expectation": "A, B", "figure": "B, A", "is_right": False, "next_step": "swap them"},
         {"name": "memory", "expectation": "90 %", "figure": "unknown", "is_right": None, "next_step": "look"},
     ]
-    monkeypatch.setattr("scalelab.cli.doctor.host._run", lambda *words: told)
+    monkeypatch.setattr("scalelab.cli.doctor.device.run_module", lambda *words: told)
     bundle = tmp_path / "bundle.json"
-    order, memory = examine_device("cuda", bundle)
+    order, memory = examine_device("cuda", bundle, None)
     assert (order.grade, order.detail, order.next_step) == (Grade.FAILED, "B, A (expected: A, B)", "swap them")
     assert (memory.grade, memory.next_step) == (Grade.WARNING, "")
     assert json.loads(bundle.read_text())["checks"] == told
-    monkeypatch.setattr("scalelab.cli.doctor.host._run", lambda *words: None)
-    (silent,) = examine_device("xpu", None)
+    monkeypatch.setattr("scalelab.cli.doctor.device.run_module", lambda *words: None)
+    (silent,) = examine_device("xpu", None, None)
     assert silent.grade is Grade.FAILED
     assert "no answer" in silent.detail
 
@@ -417,7 +417,7 @@ class FakeNvml:
 
 
 def test_a_slowed_cut_or_shared_gpu_is_noticed() -> None:
-    quiet, other = look_at_driver(FakeNvml())
+    quiet, other = (grade_gpu(index, read_nvml(FakeNvml(), index)) for index in (0, 1))
     assert (quiet.grade, quiet.detail) == (Grade.OK, "SM clock 1410 of 1410 MHz, power unknown")
     assert other.grade is Grade.WARNING
     for words in ("705 of 1410 MHz", "software power cap, hardware thermal slowdown", "MIG is on", "processes 7, 9"):

@@ -22,9 +22,11 @@ import pytest
 import torch
 
 from scalelab.analysis.quality import find_warmup
+from scalelab.cli.doctor.device import judge_paths, list_paths, run_paths
 from scalelab.launch.agreement import Assignment
+from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.records.observations import RankReport
-from scalelab.records.trial import Block, Status, StepKind, StepSample
+from scalelab.records.trial import Block, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.worker import device as seam
 from scalelab.worker import exchange, loop, reading, self_test, step, training, worker
 from scalelab.worker.failure import classify
@@ -361,6 +363,30 @@ def find_faults(plant: Callable[[], None]) -> list[str]:
         return [check.name for check in self_test.run_self_test(NAME, LISTED) if check.is_right is False]
 
 
+class InProcessLauncher:
+    """Runs the one rank of a trial here, where the device is."""
+
+    def check(self) -> None:
+        pass
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        place = Assignment(directory=str(directory), rank=0, local_rank=0, cores=(), address="", port=0)
+        code = worker.run_rank(place)
+        end = RankEnd(code=code, was_killed=False)
+        return conclude_trial(trial, directory, [end], has_oom_kill=False, launched=0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def try_paths() -> dict[str, Any]:
+    """The trials of the self-test that one rank can run; torch has no autocast for a device in Python."""
+    trials = {name: trial for name, trial in list_paths(NAME, 1).items() if not trial.shape.autocast}
+    with fresh_machine():
+        results = run_paths(InProcessLauncher(), trials)
+        return {check.name: [check.is_right, check.figure] for check in judge_paths(results)}
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     name.removeprefix("check_").replace("_", " "): found
     for name, found in list(globals().items())
@@ -407,8 +433,9 @@ def hold(check: Callable[[], None]) -> str:
 
 
 def find_noticing(mutant: Mutant) -> list[str]:
+    """The first check that notices it."""
     with mutated(mutant):
-        return [name for name, check in CHECKS.items() if hold(check)]
+        return list(itertools.islice((name for name, check in CHECKS.items() if hold(check)), 1))
 
 
 def main() -> None:
@@ -419,6 +446,7 @@ def main() -> None:
     self_test.DIM, self_test.COPY_BYTES = 8, 1 << 22
     found = {
         "faults": {name: find_faults(plant) for name, (plant, _) in FAULTS.items()},
+        "paths": try_paths(),
         "checks": {name: hold(check) for name, check in CHECKS.items()},
         "mutants": {name: find_noticing(mutant) for name, mutant in MUTANTS.items()},
     }

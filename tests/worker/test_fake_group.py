@@ -12,10 +12,12 @@ from torch.distributed.tensor import DTensor
 from scalelab.analysis.traffic import compare_messages, expect_messages
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
-from scalelab.records.settings import Spreading
+from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Trial
+from scalelab.studies.shared.fake import check_fake
+from scalelab.studies.shared.job import Job
 from scalelab.worker.instruments.fake_group import build_fake, forecast_messages, join_fake_group
 from scalelab.worker.memory.forecast import forecast_memory
 from scalelab.worker.step import mark_nothing, take_step
@@ -55,6 +57,37 @@ def test_what_is_sent_is_theory_to_the_byte(workload: str, strategy: str, dtype:
     assert lines
     assert [line for line in lines if line.payload_bytes != line.expected_bytes] == []
     assert not torch.distributed.is_initialized()
+
+
+MESHES = [("tp", 8, "fsdp=4,tp=2"), ("tp", 64, "dp=32,tp=2"), ("hsdp", 64, "dp=8,fsdp=8"), ("zero1", 8, None)]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # whose output is a view: nothing changes it in place here
+@pytest.mark.parametrize(("strategy", "num_ranks", "mesh"), MESHES)
+def test_what_a_mesh_sends_is_theory_to_the_byte(strategy: str, num_ranks: int, mesh: str | None) -> None:
+    trial = make_fake("mlp", strategy, "float32", num_ranks, spreading=Spreading(mesh=mesh) if mesh else Spreading())
+    report = forecast_messages(trial, RankReport(rank=0))
+    assert report.message_basis is not None
+    theory = expect_messages(strategy, num_ranks, report.message_basis, trial.spreading)
+    lines = compare_messages(report.messages, theory, num_ranks, trial.mesh.sizes)
+    assert lines
+    assert [line for line in lines if line.payload_bytes != line.expected_bytes] == []
+
+
+def test_autocast_sends_what_float32_sends() -> None:
+    """Weights and gradients stay in float32."""
+    plain = make_fake("mlp", "fsdp2", "float32", 8)
+    cast = replace(plain, dtype="bfloat16", shape=StepShape(autocast=True))
+    first, second = (forecast_messages(trial, RankReport(rank=0)) for trial in (plain, cast))
+    assert first.messages == second.messages
+
+
+def test_a_pipeline_and_compile_are_refused_with_the_reason() -> None:
+    trial = make_fake("mlp", "pp", "float32", 2, spreading=Spreading(mesh="pp=2"))
+    with pytest.raises(UsageError, match="a stage waits for the shapes"):
+        forecast_messages(trial, RankReport(rank=0))
+    with pytest.raises(UsageError, match="--compile would fuse them"):
+        check_fake(True, Job(workload="mlp", device="cuda", shape=StepShape(compile=True)))
 
 
 @pytest.mark.parametrize("strategy", ["fsdp-full", "fsdp2"])

@@ -251,6 +251,7 @@ def describe_hang(directory: Path) -> str:
     stuck, others = group.stuck, group.missing
     where = f" ({stuck.sizes} {stuck.dtypes})".replace("()", "") if stuck.sizes else ""
     missing = f", which {name_ranks(others)} {'has' if len(others) == 1 else 'have'} not called" if others else ""
+    missing += f" ({name_ranks(group.undumped)} left no record)" if group.undumped else ""
     return f"; {name_ranks(group.waiting)} wait{'s'[: len(group.waiting) == 1]} in {stuck.name}{where}{missing}"
 
 

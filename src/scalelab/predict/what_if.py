@@ -26,7 +26,7 @@ from scalelab.records.settings import Dtype
 from scalelab.records.strategies import find_strategy, list_strategies
 
 Compression = Literal["none", "fp16", "bf16"]
-WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "tf32": 1.0, "bfloat16": 0.5, "float16": 0.5}
+WIDTHS: dict[str, float] = {"float64": 2.0, "float32": 1.0, "tf32": 1.0, "bfloat16": 0.5, "float16": 0.5, "float8": 0.5}
 """Bytes of a number over those of float32."""
 COMPRESSIONS: dict[Compression, float] = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 """Bytes that are sent for float32 gradients; the work of compressing is not counted."""

@@ -30,10 +30,24 @@ class DeviceKind:
     """Whether its allocator keeps the highest of what was allocated."""
     has_history: bool = False
     """Whether its allocator keeps a history, from which memory is recorded by category."""
+    may_have_float8: bool = False
+    """Whether some of the kind multiply in 8 bits."""
     has_graphs: bool = False
     """Whether torch.compile can record its kernels in graphs that start as a whole."""
     is_listed: bool = False
     """Whether nvidia-smi lists it, so that a study can refuse more ranks than there are before it starts any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck:
+    """What the self-test expected of a device, and what it saw."""
+
+    name: str
+    expectation: str
+    figure: str
+    is_right: bool | None
+    """None: it could not be checked."""
+    next_step: str = ""
 
 
 _KNOWN = (
@@ -45,6 +59,7 @@ _KNOWN = (
         activity="CUDA",
         block_bytes=512,
         has_history=True,
+        may_have_float8=True,
         has_graphs=True,
         is_listed=True,
     ),

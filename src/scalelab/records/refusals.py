@@ -38,6 +38,8 @@ def check_strategy(trial: Trial) -> None:
             f"--compile-mode {mode} records CUDA graphs, which {trial.device} does not have: use --device"
             " cuda, or drop it"
         )
+    if trial.dtype == "float8" and not find_kind(trial.device).may_have_float8:
+        raise UsageError(f"--dtype float8 needs a GPU that multiplies in 8 bits, got {trial.device}: use bfloat16")
     check_pipeline(trial)
     for refusal in find_strategy(trial.strategy).refuses:
         value = getattr(trial.shape, refusal.field)

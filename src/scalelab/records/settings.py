@@ -18,7 +18,8 @@ from scalelab.records.mesh import parse_mesh
 from scalelab.units import parse_seconds
 
 Phase = Literal["input", "forward", "backward", "optimizer"]
-Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float64", "float8"]
+"""float8: bfloat16 weights whose linear layers multiply in 8 bits (torchao)."""
 Bind = Literal["none", "cores", "numa"]
 """Which cores ranks get; see `ranks/affinity.py`."""
 

@@ -64,7 +64,7 @@ INTENSITY = FindingKind("bytes-per-flop", "How far bytes per FLOP of the sizes d
 
 WORDS = {"compute": "computation", "exposed": "communication", "waiting": "waiting", "input": "input"}
 """What a part is called where it dominates."""
-BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float64": 8}
+BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float8": 2, "float64": 8}
 """Of a gradient, where the model is cast; 4 otherwise."""
 
 

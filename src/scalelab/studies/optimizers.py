@@ -44,7 +44,7 @@ OptimizerName = Literal["sgd", "nesterov", "adagrad", "adadelta", "adam", "adamw
 KEPT_TENSORS = {"sgd": 0, "nesterov": 1, "adagrad": 1, "adadelta": 2, "adam": 2, "adamw": 2}
 """Tensors as large as the parameters that each keeps: momentum; sum of squares; averages of squares, of updates, of
 gradients. Step counters add a few bytes for each tensor of the model."""
-KEPT_DTYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+KEPT_DTYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 2}
 
 UPDATE_SHARE = FindingKind("update-share", "Share of the step that the optimizer's update takes", REASON, ("share",))
 STATE = FindingKind(

@@ -115,6 +115,10 @@ class DeviceDriver:
         total = self.module.get_device_properties(device).total_memory
         self.module.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
 
+    def has_float8(self, device: torch.device) -> bool:
+        """Whether the device multiplies in 8 bits: from compute capability 8.9 on, and CDNA 3 (which says 9.4)."""
+        return self.kind.may_have_float8 and tuple(self.module.get_device_capability(device)) >= (8, 9)
+
     def read_random_state(self) -> torch.Tensor:
         state: torch.Tensor = self.module.get_rng_state()
         return state

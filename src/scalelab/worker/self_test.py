@@ -21,13 +21,13 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 
 import torch
 from torch import nn
 
-from scalelab.records.devices import DEVICES
+from scalelab.records.devices import DEVICES, SelfCheck
 from scalelab.units import format_bytes, format_seconds, format_share
 from scalelab.worker.device import DeviceDriver, choose_synchronize, find_driver
 
@@ -39,18 +39,6 @@ NUM_PRODUCTS = 20
 NUM_TIMINGS = 9
 COPY_BYTES = 1 << 26
 NUM_STEPS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelfCheck:
-    """What was expected of a device, and what was seen."""
-
-    name: str
-    expectation: str
-    figure: str
-    is_right: bool | None
-    """None: it could not be checked."""
-    next_step: str = ""
 
 
 def run_self_test(name: str, listed: Sequence[str] = ()) -> Iterator[SelfCheck]:

@@ -266,6 +266,8 @@ def find_dtype(trial: Trial) -> torch.dtype:
     torch.backends.cudnn.allow_tf32 = is_tf32
     if is_tf32:
         return torch.float32
+    if trial.dtype == "float8":
+        return torch.bfloat16
     if trial.shape.autocast:
         return torch.float32
     found: torch.dtype = getattr(torch, trial.dtype)

@@ -24,6 +24,7 @@ from rich.markup import escape
 from scalelab import __version__
 from scalelab.analysis.quality import measure_noise
 from scalelab.checks import clean_lines
+from scalelab.cli.doctor.device import examine_device
 from scalelab.cli.doctor.host import (
     DoctorCheck,
     Grade,
@@ -34,7 +35,6 @@ from scalelab.cli.doctor.host import (
     describe_device,
     describe_member,
     describe_nodes,
-    examine_device,
     look_at_cores,
     look_at_memory,
     look_at_nccl,
@@ -99,7 +99,9 @@ def main(args: Sequence[str]) -> int:
         )
     device = doctor.device or ("cuda" if doctor.gpu or doctor.bundle else None)
     checks = []
-    for check in examine_device(device, doctor.bundle) if device else examine(doctor, LocalLauncher()):
+    launcher = LocalLauncher()
+    found = examine_device(device, doctor.bundle, None if doctor.quick else launcher) if device else None
+    for check in found or examine(doctor, launcher):
         checks.append(check)
         print_check(console, check, is_json=doctor.json)
     failed = [check.name for check in checks if check.grade is Grade.FAILED]

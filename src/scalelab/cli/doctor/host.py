@@ -13,20 +13,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.markup import escape
 
-from scalelab import __version__
 from scalelab.checks import clean_lines, find_unguarded
 from scalelab.errors import RankUnknown
-from scalelab.launch.gpus import GpuState, open_nvml, read_nvml
 from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
 from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
@@ -39,16 +35,13 @@ from scalelab.launch.ranks.placement import (
     read_numa_nodes,
     read_placement,
 )
-from scalelab.records.devices import find_kind
 from scalelab.records.environment import (
     Environment,
     find_gpus,
     read_available_memory,
-    read_environment,
     read_memory_limit,
     usable_cores,
 )
-from scalelab.records.files import write_json
 from scalelab.records.running import remove_leftovers
 from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity
@@ -251,7 +244,7 @@ def measure_roofs(num_ranks: int = 1) -> dict[str, Any]:
     if copy_bytes is None:
         where = f" for {num_ranks} ranks" if num_ranks > 1 else ""
         return {"unmeasured": f"{format_bytes(available)} of free memory{where} is too little to import torch"}
-    found = _run("scalelab.worker.roofline", str(copy_bytes))
+    found = run_module("scalelab.worker.roofline", str(copy_bytes))
     return found or {"unmeasured": "memory bandwidth and matmul rate could not be measured"}
 
 
@@ -295,7 +288,7 @@ def look_at_nccl() -> DoctorCheck:
     num_devices = len(find_gpus())
     if not num_devices:
         return DoctorCheck(name="NCCL", grade=Grade.OK, detail="not tried: no CUDA device")
-    return grade_nccl(num_devices, _run("scalelab.worker.nccl_check", "nccl", str(num_devices)))
+    return grade_nccl(num_devices, run_module("scalelab.worker.nccl_check", "nccl", str(num_devices)))
 
 
 def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck:
@@ -312,63 +305,7 @@ def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck
     )
 
 
-def examine_device(name: str, bundle: Path | None) -> Iterator[DoctorCheck]:
-    """The self-test of all devices of a kind, in a process of its own."""
-    listed = [gpu.name for gpu in find_gpus()] if find_kind(name).is_listed else []
-    found: Any = _run("scalelab.worker.self_test", name, *listed)
-    if found is None:
-        detail = f"the self-test of {name} gave no answer within {TRY_SECONDS:.0f} s"
-        yield DoctorCheck(name="device", grade=Grade.FAILED, detail=detail, next_step="scalelab doctor --device cpu")
-        return
-    if bundle is not None:
-        environment = to_builtins(read_environment(__version__))
-        write_json(bundle, {"device": name, "checks": found, "environment": environment})
-    yield from map(grade_device, found)
-    with ExitStack() as stack:
-        nvml = open_nvml(stack) if listed else None
-        if nvml is not None:
-            yield from look_at_driver(nvml)
-
-
-def look_at_driver(nvml: Any) -> Iterator[DoctorCheck]:
-    """Clock, power, reasons to slow down, ECC, MIG and other tenants of every GPU, by the driver's library."""
-    for index in range(nvml.nvmlDeviceGetCount()):
-        yield grade_gpu(index, read_nvml(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-
-
-def grade_gpu(index: int, gpu: GpuState) -> DoctorCheck:
-    clock, most = gpu.clock_hertz, gpu.most_clock_hertz
-    power, cap, heat = gpu.power_watts, gpu.most_power_watts, gpu.temperature_celsius
-    said = [
-        f"SM clock {clock / 1e6:.0f} of {most / 1e6:.0f} MHz" if clock and most else "clock unknown",
-        f"{power:.0f} of {cap:.0f} W" if power is not None and cap else "power unknown",
-        *([] if heat is None else [f"{heat:.0f} °C"]),
-        *([] if gpu.has_ecc is None else [f"ECC {'on' if gpu.has_ecc else 'off'}"]),
-    ]
-    doubts = [
-        *(["slowed by " + ", ".join(gpu.slowed)] if gpu.slowed else []),
-        *(["MIG is on: a slice is not a whole GPU"] if gpu.has_mig else []),
-        *([f"{gpu.num_errors} uncorrected memory errors"] if gpu.num_errors else []),
-        *([f"used by processes {', '.join(map(str, gpu.processes))}"] if gpu.processes else []),
-    ]
-    return DoctorCheck(
-        name=f"GPU {index}",
-        grade=Grade.WARNING if doubts else Grade.OK,
-        detail=", ".join([*said, *doubts]),
-        next_step="steps would vary: wait, cool it, end the others, or use a whole GPU" if doubts else "",
-    )
-
-
-def grade_device(check: Mapping[str, Any]) -> DoctorCheck:
-    """One check of a self-test: expectation, figure and verdict."""
-    is_right = check["is_right"]
-    grade = Grade.WARNING if is_right is None else Grade.OK if is_right else Grade.FAILED
-    detail = f"{check['figure']} (expected: {check['expectation']})"
-    next_step = "" if is_right is not False else check["next_step"]
-    return DoctorCheck(name=check["name"], grade=grade, detail=detail, next_step=next_step)
-
-
-def _run(module: str, *words: str) -> dict[str, Any] | None:
+def run_module(module: str, *words: str) -> dict[str, Any] | None:
     """The JSON that a module prints; None: nothing readable in time."""
     command = [sys.executable, "-P", "-m", module, *words]
     try:

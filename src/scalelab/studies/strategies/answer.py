@@ -221,4 +221,4 @@ def find_loss_difference(arms: Sequence[Arm], reference: Arm) -> tuple[float, st
 
 def is_same_training(difference: float, dtype: str) -> bool:
     """Whether losses differ by no more than another order of summation explains."""
-    return difference <= (SAME_IN_16_BITS if dtype in ("bfloat16", "float16") else SAME)
+    return difference <= (SAME_IN_16_BITS if dtype in ("bfloat16", "float16", "float8") else SAME)

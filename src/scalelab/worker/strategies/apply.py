@@ -19,6 +19,7 @@ held back turn up in a later step. `can_update_without_sync` says where it can.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,9 +32,11 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from scalelab.errors import UsageError
 from scalelab.records.launchers import load
 from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
+from scalelab.worker.device import find_driver
 from scalelab.worker.strategies.blocks import apply_checkpointing, find_blocks
 from scalelab.worker.strategies.sync_batch_norm import apply_sync_batch_norm
 
@@ -62,6 +65,8 @@ def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.M
     """The model as the trial wants it trained."""
     if trial.spreading.sync_batch_norm:
         model = apply_sync_batch_norm(model, device)
+    if trial.dtype == "float8":
+        convert_linears(model, device)
     apply_checkpointing(model, trial.shape.checkpointing)
     compiles_blocks = find_strategy(trial.strategy).wraps_blocks
     if trial.shape.compile and compiles_blocks:
@@ -73,6 +78,23 @@ def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.M
         whole: nn.Module = compiled
         return whole
     return distributed
+
+
+def convert_linears(model: nn.Module, device: torch.device) -> None:
+    """Let linear layers multiply in 8 bits, by torchao; those whose sides are no multiples of 16 stay as they are."""
+    driver = find_driver(device)
+    if driver is None or not driver.has_float8(device):
+        name = "a CPU" if driver is None else driver.name(device.index or 0)
+        raise UsageError(f"--dtype float8 needs a GPU that multiplies in 8 bits, and {name} does not: use bfloat16")
+    try:
+        float8 = importlib.import_module("torchao.float8")
+    except ImportError:
+        raise UsageError("--dtype float8 needs torchao: pip install 'scalelab[float8]'") from None
+    float8.convert_to_float8_training(model, module_filter_fn=has_whole_tiles)
+
+
+def has_whole_tiles(module: nn.Module, _: str) -> bool:
+    return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[None]:
