@@ -24,12 +24,14 @@ order of calls (`torch/distributed/fsdp`), against which the rules are measured 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
-from scalelab.records.strategies import MemoryRules, StatePart, Strategy
+from scalelab.records.mesh import Mesh
+from scalelab.records.strategies import ALL_PARTS, MemoryRules, StatePart, Strategy
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
 
@@ -73,9 +75,35 @@ class Sharding:
     def rules(self) -> MemoryRules:
         return self.strategy.memory or MemoryRules()
 
+    largest_share: float = 1.0
+    """Of the parameters, on the rank that has the most of them, where ranks update whole ones."""
+
     def cut(self, part: StatePart, num_bytes: int) -> int:
         """A rank's share of a part of the training state."""
+        if part == "optimizer" and self.rules.updates_whole_parameters:
+            return math.ceil(num_bytes * self.largest_share)
         return -(-num_bytes // self.strategy.count_shards(part, self.num_ranks))
+
+
+def adapt_to_mesh(strategy: Strategy, mesh: Mesh) -> Strategy:
+    """The strategy with the rules of its data axes: nothing is gathered from shards of one rank, nor added by none."""
+    if not strategy.axes or strategy.memory is None:
+        return strategy
+    if mesh.num_data_ranks == 1:
+        return replace(strategy, memory=MemoryRules(), shards=())
+    rules = strategy.memory if mesh.fsdp > 1 else replace(strategy.memory, forward="", forward_end="", backward="")
+    return replace(strategy, memory=rules, shards=ALL_PARTS)
+
+
+def find_largest_share(sizes: Sequence[int], num_ranks: int) -> float:
+    """What the fullest rank has of whole parameters: each, by falling size, goes to the rank with the least so far.
+
+    As torch's `ZeroRedundancyOptimizer` partitions them.
+    """
+    held = [0] * num_ranks
+    for size in sorted(sizes, reverse=True):
+        held[held.index(min(held))] += size
+    return max(held) / sum(held) if sum(held) else 1.0
 
 
 def shard_standing(standing: Mapping[str, int], sharding: Sharding) -> dict[str, int]:
@@ -121,6 +149,7 @@ class _Replay:
     """What the strategy has allocated and not released, by purpose and unit."""
     order: list[int] = field(default_factory=list)
     """Units in the order in which their forward ended."""
+    kept: set[int] | None = None
     num_made: int = 0
     phase: str = "input"
     now: float = 0.0
@@ -140,7 +169,16 @@ class _Replay:
         """What an optimizer allocates goes with the parameters that it updates."""
         if self.phase != "optimizer" or event.num_bytes < 0:
             return event
+        if self.sharding.rules.updates_whole_parameters and event.address not in self._find_kept():
+            return event
         return event._replace(num_bytes=self.sharding.cut("optimizer", event.num_bytes))
+
+    def _find_kept(self) -> set[int]:
+        """Where the optimizer's state lies; what else it allocates is gone after one parameter."""
+        if self.kept is None:
+            named = [mark.named for mark in self.recording.marks if isinstance(mark, PhaseMark)]
+            self.kept = {at for names in named for at, category in names.items() if category == "optimizer"}
+        return self.kept
 
     def _pass(self, mark: PhaseMark | UnitMark) -> None:
         if isinstance(mark, UnitMark):

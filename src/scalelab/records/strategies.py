@@ -54,6 +54,8 @@ class MemoryRules:
     """What happens when a unit's forward begins and ends, its backward begins, and its last gradient is there."""
     releases_gradients_in: Literal["input", "optimizer"] = "input"
     """The phase that ends with the strategy's own gradients released."""
+    updates_whole_parameters: bool = False
+    """Whether a rank updates some parameters whole, and not its piece of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,7 @@ _KNOWN = (
             *DDP_SENDS,
             Send(kind="broadcast", purpose="parameters", phase="optimizer", size="parameters"),
         ),
-        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets", updates_whole_parameters=True),
         rebuilds_buckets=True,
     ),
     Strategy(
@@ -283,6 +285,7 @@ _KNOWN = (
         apply="scalelab.worker.strategies.meshes:apply_tp",
         options=("reshard_after_forward", "mesh"),
         sends=(*TP_SENDS, *SHARDED_SENDS),
+        memory=FSDP2_RULES,
         wraps_blocks=True,
         axes=("dp", "fsdp", "tp"),
     ),
@@ -292,6 +295,7 @@ _KNOWN = (
         apply="scalelab.worker.strategies.pipeline:apply_pp",
         options=("reshard_after_forward", "mesh", "pipeline_schedule"),
         sends=tuple(replace(send, phase="forward") for send in (*PP_SENDS, *TP_SENDS, *SHARDED_SENDS)),
+        memory=FSDP2_RULES,
         instruments=("pipeline",),
         wraps_blocks=True,
         axes=("dp", "fsdp", "tp", "pp"),

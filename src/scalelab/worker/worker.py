@@ -57,8 +57,8 @@ from scalelab.worker.failure import Failure, classify
 from scalelab.worker.instruments.fake_group import forecast_messages
 from scalelab.worker.instruments.instruments import look
 from scalelab.worker.loop import run_block
-from scalelab.worker.memory.forecast import forecast_memory
 from scalelab.worker.memory.limit import LimitWatch, give_pages, limit_memory
+from scalelab.worker.memory.split import forecast_rank
 from scalelab.worker.reading import run_reading
 from scalelab.worker.strategies.dp import own_cores
 from scalelab.worker.training import Training, build_training
@@ -122,7 +122,7 @@ def _do_task(trial: Trial, assignment: Assignment, directory: Path, report: Rank
     """Do what the trial is for; extends `lines` by every timing as it is taken."""
     match trial.task:
         case Forecast() as forecast:
-            return (forecast_messages if forecast.messages else forecast_memory)(trial, report)
+            return (forecast_messages if forecast.messages else forecast_rank)(trial, report)
         case Exchange() as exchange:
             device, report = _enter(trial, assignment, report)
             report = replace(report, start_memory_bytes=psutil.Process().memory_info().rss)

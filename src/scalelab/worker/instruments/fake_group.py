@@ -9,13 +9,15 @@ Some of torch's code wants to see memory or values where there are none, and is 
                 broadcast parameters when it is made, and averages by a hook, for the fake group returns nothing
     FSDP1       asks whether a storage has memory by its address; here by its size
     DeviceMesh  lists its ranks, which are real numbers
+    pipelines   vote on how to agree on shapes, and stages send each other theirs: here the layers before a stage are
+                run for it, and a gradient has the shape of what it is of
 
 Fake tensors are on the CPU by name wherever the accelerator itself is missing: torch's engine aborts the process over
 a device that its build does not have. Nothing is sent because of a device, so the bytes are the same.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +26,19 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import (
+    InferenceMode,
+    _derive_grad_metas,
+    _StageBackwardMeta,
+    _StageForwardMeta,
+    extract_tensor_metas,
+)
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scalelab.errors import UsageError
@@ -41,6 +53,8 @@ from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.pipeline import StagedModel
+from scalelab.worker.strategies.plans import cut_stages
 from scalelab.worker.training import Training, dress_workload
 
 NUM_SETTLING_STEPS = 2
@@ -131,12 +145,63 @@ def answer_for_memory() -> Iterator[None]:
         return tensor.untyped_storage().size() > 0
 
     replicas = "torch.nn.parallel.distributed"
+    stages = StagesAlone()
     with (
         patch(f"{replicas}._verify_param_shape_across_processes", lambda *_, **__: None),
         patch(f"{replicas}._sync_module_states", lambda *_, **__: None),
         patch("torch.distributed.fsdp._flat_param._data_ptr_allocated", has_size),
         patch.object(DeviceMesh, "__init__", make_real_mesh),
+        patch("scalelab.worker.strategies.pipeline.cut_stages", stages.cut),
+        patch.object(StagedModel, "run", stages.run),
+        patch.object(StagedModel, "_judge", StagedModel.judge_first),
+        patch.object(_PipelineSchedule, "_warmup_p2p", stages.decide),
+        patch.object(PipelineStage, "_send_meta", lambda *_: None),
+        patch.object(PipelineStage, "_recv_meta", stages.tell),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", ".*register_comm_hook.*")
         yield
+
+
+class StagesAlone:
+    """What the stages of a pipeline would ask each other, answered on one rank."""
+
+    def __init__(self) -> None:
+        self._cut, self._run = cut_stages, StagedModel.run
+        self._stages: Sequence[nn.Module] = ()
+        self._model: StagedModel | None = None
+
+    def cut(self, model: nn.Module, num_stages: int, workload: str) -> Sequence[nn.Module]:
+        self._stages = self._cut(model, num_stages, workload)
+        return self._stages
+
+    @property
+    def run(self) -> Any:
+        def run(model: StagedModel, loss: Any, batch: Any) -> torch.Tensor:
+            self._model = model
+            return self._run(model, loss, batch)
+
+        return run
+
+    @staticmethod
+    def decide(_: Any, stages: list[Any], *__: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.DYNAMIC
+
+    @property
+    def tell(self) -> Any:
+        def tell(stage: Any, other: int) -> Any:
+            """The shapes that stage `other` would send: its outputs, or the gradients of what it was given."""
+            if other > stage.stage_index:
+                return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))
+            assert self._model is not None
+            passed: Any = self._model.capture_part()
+            with torch.no_grad(), _disable_current_modes():  # what others compute is not this rank's
+                for before in self._stages[: other + 1]:
+                    found = before(*passed)
+                    passed = found if isinstance(found, tuple) else (found,)
+            metas = extract_tensor_metas(tuple(one.requires_grad_() for one in passed))
+            assert metas is not None
+            return _StageForwardMeta(forward_metas=metas)
+
+        return tell

@@ -52,6 +52,8 @@ from scalelab.analysis.memory_sharding import (
     Moment,
     Sharding,
     UnitMark,
+    adapt_to_mesh,
+    find_largest_share,
     shard_recording,
     shard_standing,
 )
@@ -168,11 +170,13 @@ def name_line(error: BaseException) -> str:
 def describe_sharding(trial: Trial, training: Training) -> Sharding:
     """What the rules need to know of the model and its strategy."""
     units, strategy = list_units(training.model), find_strategy(trial.strategy, trial.num_ranks)
+    sizes = [p.nbytes for p in training.model.parameters() if p.requires_grad]
     return Sharding(
-        strategy=strategy,
+        strategy=adapt_to_mesh(strategy, trial.mesh),
         num_ranks=trial.mesh.fsdp if strategy.axes else trial.num_ranks,
         unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
-        gradient_bytes=sum(p.nbytes for p in training.model.parameters() if p.requires_grad),
+        gradient_bytes=sum(sizes),
+        largest_share=find_largest_share(sizes, trial.num_ranks),
         has_scratch=trial.device == "cpu",
         gradients_in_buckets=trial.spreading.gradient_as_bucket_view,
     )
@@ -289,17 +293,13 @@ class Recorder(TorchDispatchMode):
         position = len(self.recording.events)
         self.recording.marks.append(PhaseMark(phase=phase, position=position, named=named))
 
-    def _mark_unit(self, unit: int, moment: Moment, parameters: list[nn.Parameter]) -> None:
+    def _mark_unit(self, unit: int, parameters: list[nn.Parameter], moment: Moment) -> None:
         gradients = tuple(self._storages.find(p.grad for p in parameters)) if moment == "gradients" else ()
         mark = UnitMark(position=len(self.recording.events), unit=unit, moment=moment, gradients=gradients)
         self.recording.marks.append(mark)
 
 
-SeeUnit = Callable[[int, Moment, list[nn.Parameter]], None]
-
-
-def _see_unit(see: SeeUnit, number: int, parameters: list[nn.Parameter], moment: Moment) -> None:
-    see(number, moment, parameters)
+SeeUnit = Callable[[int, list[nn.Parameter], Moment], None]
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def watch_units(model: nn.Module, see: SeeUnit) -> Iterator[None]:
     """Tell when a unit's forward begins and ends, when its backward begins, and when its last gradient is there."""
     hooks: list[Any] = []
     for number, (module, parameters) in enumerate(zip([model, *find_blocks(model)], list_units(model), strict=True)):
-        hooks += _watch_unit(module, parameters, functools.partial(_see_unit, see, number, parameters))
+        hooks += _watch_unit(module, parameters, functools.partial(see, number, parameters))
     try:
         yield
     finally:

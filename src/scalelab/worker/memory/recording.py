@@ -9,9 +9,8 @@ On CUDA the caching allocator's own history is read instead, the peak is the all
 viewer (pytorch.org/memory_viz) is kept. What the categories do not explain there is the rest.
 The data set lies in the host's memory and is not counted, on a CPU either: only the batch of the step is.
 
-What lies where in a step's memory: the storages of a training step by category, and the marks between its phases.
-
-Both the measurement and the forecast ask the same questions of the same training; only what an address is differs. A
+What lies where in a step's memory: the storages of a training step by category, and the marks between its phases. Both
+the measurement and the forecast ask the same questions of the same training; only what an address is differs. A
 real tensor has a pointer, a fake one the identity of its storage.
 """
 
@@ -77,7 +76,7 @@ class StorageMap:
         """The storages of tensors, each once; non-tensors and other devices are left out."""
         found: Storages = {}
         for value in values:
-            tensor = _localise(value)
+            tensor = localise(value)
             if tensor is not None and tensor.device.type == self._device.type and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 found[self._address_of(storage)] = storage.nbytes()
@@ -99,10 +98,11 @@ class StorageMap:
         return self.find(tree_leaves(getattr(self._training.batches, "last", None)))
 
     def remembered(self) -> Storages:
-        """What a hook of DDP that compresses gradients keeps from step to step."""
-        state = next(filter(None, map(find_hook_state, list_replicas(self._training.model))), None)
+        """What a hook of DDP that compresses gradients, or a pipeline for its messages, keeps from step to step."""
+        model: Any = self._training.model
+        state = next(filter(None, map(find_hook_state, list_replicas(model))), None)
         kept = () if state is None else (state.p_memory_dict, state.q_memory_dict, state.error_dict)
-        return self.find(tensor for tensors in kept for tensor in tensors.values())
+        return self.find([*getattr(model, "receive_buffers", ()), *(one for each in kept for one in each.values())])
 
     def outputs(self, output: Any) -> Storages:
         return self.find(tree_leaves(output))
@@ -119,7 +119,7 @@ class StorageMap:
         return {name: sum(size for at, size in sizes.items() if at not in alive) for name, sizes in found.items()}
 
 
-def _localise(value: Any) -> torch.Tensor | None:
+def localise(value: Any) -> torch.Tensor | None:
     """A tensor; of a sharded one, this rank's piece."""
     if not isinstance(value, torch.Tensor):
         return None

@@ -106,6 +106,18 @@ class StagedModel(nn.Module):
         found = torch.stack(losses).mean().detach() if losses else torch.zeros(())
         return found.requires_grad_()
 
+    def capture_part(self) -> tuple[Any, ...]:
+        """What the model is given of the first micro-batch of the step that runs."""
+        assert self._loss is not None
+        return capture_inputs(self._loss, self._parts[0])
+
+    @property
+    def receive_buffers(self) -> list[torch.Tensor]:
+        """What its schedule keeps for messages of other stages, from step to step."""
+        kept = [(*runner.args_recv_info.values(), *runner.grad_recv_info.values()) for runner in self.runners]
+        found = [getattr(one, "buffer", None) for stage in kept for infos in stage for one in infos]
+        return [buffer for buffer in found if buffer is not None]
+
     def forward(self, *inputs: Any) -> Any:
         """One stage after the other, without a schedule: for evaluations. Every rank of the pipeline gets the output.
 
@@ -138,6 +150,11 @@ class StagedModel(nn.Module):
         """The loss of one micro-batch; torch first asks with a number that means nothing, for shapes alone."""
         assert self._loss is not None
         return self._loss(lambda *_, **__: output, self._parts[int(number) % len(self._parts)])
+
+    def judge_first(self, output: Any, _: torch.Tensor) -> torch.Tensor:
+        """The loss by the targets of the first micro-batch, where numbers have no values."""
+        assert self._loss is not None
+        return self._loss(lambda *_, **__: output, self._parts[0])
 
     def _add_tied(self) -> None:
         if self._tied is not None:
