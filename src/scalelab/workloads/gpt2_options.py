@@ -11,7 +11,7 @@ import tyro
 from scalelab.checks import check_at_least, check_share, flag
 from scalelab.errors import UsageError
 from scalelab.records.settings import MaybeInt
-from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
+from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD, Divisible
 
 MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 
@@ -74,6 +74,10 @@ class Gpt2Options:
     @property
     def label(self) -> str:
         return f"gpt2 {self.size}"
+
+    @property
+    def divisible(self) -> Divisible:
+        return Divisible(tp=(self.shape.num_heads, "heads"), pp=(self.shape.num_layers, "blocks"))
 
     def resolve(self) -> Self:
         return replace(self, data_path=make_absolute(self.data_path), test_path=make_absolute(self.test_path))

@@ -25,6 +25,26 @@ FLOPS_PER_MULTIPLY_ADD = 6.0
 """2 forward, 4 backward."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Divisible:
+    """What of a model an axis of a mesh must divide: how many of it there are, and what it is.
+
+    1: the model has no plan for that axis, and only one rank divides it.
+    """
+
+    tp: tuple[int, str] = (1, "plan for tensor parallelism")
+    pp: tuple[int, str] = (1, "plan for a pipeline")
+
+    def find_obstacle(self, num_pieces: int, num_stages: int) -> str | None:
+        """Why a model cannot be split so; None: it can."""
+        for size, axis, (count, what) in ((num_pieces, "tp", self.tp), (num_stages, "pp", self.pp)):
+            if count % size:
+                stages = "stages" if axis == "pp" else "ranks"
+                has = f"{size} {stages} do not divide the {count} {what} of the model" if count > 1 else f"no {what}"
+                return f"{axis}={size}: {has}"
+        return None
+
+
 class WorkloadOptions(Protocol):
     """The options of a built-in workload: a frozen dataclass whose fields are its flags."""
 
@@ -68,6 +88,11 @@ class MlpOptions:
     @property
     def label(self) -> str:
         return f"mlp {self.dim}×{self.depth}"
+
+    @property
+    def divisible(self) -> Divisible:
+        pairs = (self.dim, "columns") if self.depth > 1 else Divisible.tp
+        return Divisible(tp=pairs, pp=(self.depth, "layers"))
 
     def resolve(self) -> Self:
         return self
@@ -129,6 +154,10 @@ class TransformerOptions:
     @property
     def label(self) -> str:
         return f"transformer {self.d_model}"
+
+    @property
+    def divisible(self) -> Divisible:
+        return Divisible(tp=(self.feedforward, "columns of the feed-forward layers"))
 
     def resolve(self) -> Self:
         return replace(self, stored=str(Path(self.stored).expanduser().absolute())) if self.stored else self

@@ -99,6 +99,16 @@ def read_own_workload(name: str) -> OwnWorkload:
     return _read_signature(path, definition)
 
 
+def defines(workload: str, function: str) -> bool:
+    """Whether the file of a user's own workload has a function beside `build`, defined there or imported."""
+    file, _ = split_name(workload)
+    path = find_module(file) or Path(file).expanduser()
+    if not path.is_file():
+        return False
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    return _find_function(tree, function) is not None or function in _assigned_names(tree)
+
+
 def is_in_library(name: str) -> bool:
     """Whether a workload is a model of another library."""
     return name.partition(":")[0] in LIBRARIES and ":" in name

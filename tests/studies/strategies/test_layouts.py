@@ -71,8 +71,8 @@ def test_every_mesh_of_four_ranks_is_a_row_with_its_strategy() -> None:
 @pytest.mark.parametrize(
     ("fields", "mesh", "reason"),
     [
-        ({"ranks": 8, "global_batch": 16}, "tp=8", "tp=8: the model has 4 heads"),
-        ({"ranks": 8, "global_batch": 16}, "pp=8", "pp=8: the model has 4 blocks"),
+        ({"ranks": 8, "global_batch": 16}, "tp=8", "tp=8: 8 ranks do not divide the 4 heads of the model"),
+        ({"ranks": 8, "global_batch": 16}, "pp=8", "pp=8: 8 stages do not divide the 4 blocks of the model"),
         ({"global_batch": 6}, "dp=4", "4 data ranks do not divide the global batch of 6"),
         ({"global_batch": 2}, "pp=4", "4 stages, and 2 samples"),
         ({"job": Job(workload="lenet", device="cpu")}, "tp=4", "tp=4: no plan for tensor parallelism"),

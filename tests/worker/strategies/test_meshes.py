@@ -79,8 +79,14 @@ def test_a_step_of_several_passes_is_split_too(launcher: LocalLauncher, tmp_path
             {"strategy": "pp", "workload": "lenet"},
             r"lenet has no plan for a pipeline: write split\(",
         ),
-        ({"strategy": "tp", "options": {"dim": 15, "depth": 2}}, "tp=2 does not divide the 15 columns of layer 0"),
-        ({"strategy": "pp", "options": {"dim": 16, "depth": 3}}, "2 stages do not divide the 3 layers"),
+        (
+            {"strategy": "tp", "options": {"dim": 15, "depth": 2}},
+            "2 ranks do not divide the 15 columns of the model: use",
+        ),
+        (
+            {"strategy": "pp", "options": {"dim": 16, "depth": 3}},
+            "2 stages do not divide the 3 layers of the model: use",
+        ),
     ],
     ids=str,
 )
@@ -102,6 +108,27 @@ def test_the_users_own_model_is_split_by_functions_beside_build(launcher: LocalL
         assert read_losses(launcher, tmp_path, strategy, 2, **fields) == pytest.approx(alone, rel=ROUNDING), strategy
 
 
+def test_a_rank_of_a_pipeline_that_dies_ends_the_trial_in_one_line(launcher: LocalLauncher, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN.replace("[(mine, mine)]", "die_later(mine)") + DYING)
+    fields: dict[str, Any] = {"workload": f"{own}:build", "options": {}, "strategy": "pp", "global_batch": 8}
+    result = launch(launcher, make_trial(plan=BRIEF, **fields), tmp_path / "trial")
+    assert result.status is Status.CRASHED
+    assert re.search(r"rank 1.*SIGKILL", result.reason), result.reason
+    assert "\n" not in result.reason
+    assert {sample.step for sample in result.samples if sample.rank == 0} >= {0}, "what was measured is kept"
+
+
+DYING = """
+
+def die_later(mine):
+    import os, signal
+    import torch.distributed as dist
+    for step in range(100):
+        if step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield mine, mine
+"""
 OWN = """\
 import torch
 from torch import nn

@@ -10,11 +10,9 @@ A mesh that does not divide the model or the batch is left out, with the reason.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar
 
 from scalelab.analysis.traffic import count_members, count_wire_bytes
@@ -47,8 +45,8 @@ from scalelab.studies.shared.sweep import (
     step_column,
 )
 from scalelab.units import format_bytes, format_share
-from scalelab.workloads.gpt2_options import Gpt2Options
-from scalelab.workloads.options import MlpOptions, TransformerOptions
+from scalelab.workloads.options import Divisible
+from scalelab.workloads.source import defines
 
 LEAST_MEMORY = FindingKind("least-memory", "The layout with the lowest peak memory per rank", REASON, ("bytes",))
 BUBBLE = FindingKind(
@@ -171,29 +169,15 @@ def find_obstacle(job: Job, mesh: Mesh, global_batch: int) -> str | None:
 
 
 def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
-    """What of a model an axis does not divide."""
-    options: object = job.built_in
+    """What of a model an axis does not divide; of a user's own, whether it has functions that split it."""
     stages = mesh.pp * STAGES_PER_RANK[job.spreading.pipeline_schedule] if mesh.pp > 1 else 1
-    match options:
-        case Gpt2Options():
-            tp, pp = (options.shape.num_heads, "heads"), (options.shape.num_layers, "blocks")
-        case MlpOptions():
-            tp, pp = (options.dim if options.depth > 1 else 1, "columns of a pair of layers"), (options.depth, "layers")
-        case TransformerOptions():
-            tp, pp = (options.feedforward, "columns of the feed-forward layers"), (1, "plan for a pipeline")
-        case _:
-            has_tp, has_pp = (has_function(job, name) for name in ("parallelize", "split"))
-            tp, pp = (0 if has_tp else 1, "plan for tensor parallelism"), (0 if has_pp else 1, "plan for a pipeline")
-    for size, axis, (count, what) in ((mesh.tp, "tp", tp), (stages, "pp", pp)):
-        if count % size:
-            return f"{axis}={size}: the model has {count} {what}" if count > 1 else f"{axis}={size}: no {what}"
-    return None
-
-
-def has_function(job: Job, name: str) -> bool:
-    """Whether the file of the user's own workload defines a function beside `build`."""
-    file = Path(job.workload.rpartition(":")[0]).expanduser()
-    return file.is_file() and re.search(rf"^def {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    sizes: Divisible | None = getattr(job.built_in, "divisible", None)
+    if sizes is None:
+        is_own = job.built_in is None
+        has_tp, has_pp = (is_own and defines(job.workload, name) for name in ("parallelize", "split"))
+        anything = (0, "")
+        sizes = Divisible(tp=anything if has_tp else Divisible.tp, pp=anything if has_pp else Divisible.pp)
+    return sizes.find_obstacle(mesh.tp, stages)
 
 
 def list_columns(sweep: Sweep) -> Iterator[Field[Arm]]:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from scalelab.records.trial import Trial
 from scalelab.worker.strategies.blocks import find_blocks
-from scalelab.worker.strategies.plans import split_layers
+from scalelab.worker.strategies.plans import check_divisible, split_layers
 
 GROUPS: dict[str, str] = {}
 """The axis of every process group of this rank's mesh, by the group's name."""
@@ -45,6 +45,7 @@ def apply_hsdp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Modul
 
 def apply_tp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     """Layers split over the `tp` axis; sharded or replicated over the others."""
+    check_divisible(trial)
     model, mesh = model.to(device), make_device_mesh(trial, device)
     if trial.mesh.tp > 1:
         model = split_layers(model, mesh["tp"], trial.workload)

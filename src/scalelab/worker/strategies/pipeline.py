@@ -31,7 +31,7 @@ from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_synchronize
 from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_units
-from scalelab.worker.strategies.plans import cut_stages, list_tied, split_layers
+from scalelab.worker.strategies.plans import check_divisible, cut_stages, list_tied, split_layers
 
 Loss = Callable[[Any, Any], torch.Tensor]
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
@@ -190,6 +190,7 @@ def capture_inputs(loss: Loss, batch: Any) -> tuple[Any, ...]:
 
 def apply_pp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     """This rank's stages, split and sharded over the other axes; on one stage, the model itself."""
+    check_divisible(trial)
     model, mesh = model.to(device), make_device_mesh(trial, device)
     if trial.mesh.tp > 1:
         model = split_layers(model, mesh["tp"], trial.workload)

@@ -28,15 +28,29 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn import functional
 
 from scalelab.errors import UsageError
+from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.trial import Trial
 from scalelab.worker.models.gpt2 import Attention, Gpt2
 from scalelab.workloads.catalogue import BUILT_IN
 from scalelab.workloads.gpt2_options import Gpt2Options
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.options import Divisible, TransformerOptions
 
 Pair = tuple[str, str]
 OWN: dict[str, Any] = {}
 """The modules of the user's own workloads, by their names: `build` was found there."""
+
+
+def check_divisible(trial: Trial) -> None:
+    """Refuse a mesh that does not divide a built-in model; what has no plan is said when it is split."""
+    make: Any = BUILT_IN.get(trial.workload)
+    sizes: Divisible | None = getattr(make(**trial.options), "divisible", None) if make else None
+    if sizes is None:
+        return
+    mesh, per_rank = trial.mesh, STAGES_PER_RANK[trial.spreading.pipeline_schedule]
+    stages = mesh.pp * per_rank if mesh.pp > 1 else 1
+    obstacle = sizes.find_obstacle(mesh.tp if sizes.tp[0] > 1 else 1, stages if sizes.pp[0] > 1 else 1)
+    if obstacle is not None:
+        raise UsageError(f"{obstacle}: use a divisor")
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module:
@@ -63,9 +77,6 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module
 def list_pairs(model: nn.Module, num_ranks: int) -> list[Pair]:
     """The names of the layers that are split by columns and by rows; empty: the model has no plan."""
     if isinstance(model, Gpt2):
-        heads = next(part.num_heads for part in model.modules() if isinstance(part, Attention))
-        if heads % num_ranks:
-            raise UsageError(f"tp={num_ranks} does not divide the {heads} heads of the model: use a divisor of {heads}")
         names = [f"blocks.{number}" for number in range(len(model.blocks))]
         return [pair for name in names for pair in _pair_block(name)]
     if isinstance(model, nn.Transformer):
@@ -170,15 +181,17 @@ def _count_each(num_layers: int, num_stages: int) -> int:
 def count_reduced(model: nn.Module, trial: Trial) -> tuple[int, int]:
     """Numbers that the pairs of a split model all-reduce in a step: in forward, and in backward.
 
-    The input of the first layer of an MLP is the batch, which needs no gradient.
+    The input of the first layer of an `nn.Sequential` is the batch, which needs no gradient.
     """
+    parts: Any = getattr(model, "stages", [model])
+    begins = isinstance(parts[0], nn.Sequential)
     linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     forward = backward = 0
     for name, part in linears.items():
         style = read_style(part)
         numbers = trial.batch_per_rank * count_positions(name, trial)
         forward += numbers * part.out_features if style == "rows" else 0
-        is_input = trial.workload == "mlp" and name.removeprefix("stages.0.") == "0"
+        is_input = begins and name.removeprefix("stages.0.") == "0"
         backward += numbers * part.in_features if style == "columns" and not is_input else 0
     return forward, backward
 
