@@ -65,11 +65,15 @@ class PipelineTimes:
     stages_per_rank: int = 1
 
     @property
-    def idle_share(self) -> float | None:
-        """The share of the schedule in which the rank did not compute, the median over steps; None: not watched."""
+    def idle_shares(self) -> tuple[float, ...]:
+        """The share of the schedule in which the rank did not compute, of each watched step."""
         pairs = zip(self.busy_seconds, self.schedule_seconds, strict=True)
-        shares = [max(0.0, 1 - busy / total) for busy, total in pairs if total > 0]
-        return statistics.median(shares) if shares else None
+        return tuple(max(0.0, 1 - busy / total) for busy, total in pairs if total > 0)
+
+    @property
+    def idle_share(self) -> float | None:
+        """The median over steps; None: not watched."""
+        return statistics.median(self.idle_shares) if self.idle_shares else None
 
     @property
     def bubble(self) -> float:

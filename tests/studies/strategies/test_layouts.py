@@ -43,7 +43,8 @@ def count_bytes(result: TrialResult) -> TrialResult:
     pipeline = None
     if mesh.pp > 1:
         messages = [Message(kind="send", count=1, payload_bytes=10, purpose="activations", phase="forward", axis="pp")]
-        times = {"schedule_seconds": (1.0,), "busy_seconds": (0.7,), "num_ranks": mesh.pp, "num_micro_batches": 4}
+        seconds = {"schedule_seconds": (1.0,) * 3, "busy_seconds": (0.6, 0.7, 0.8)}
+        times = seconds | {"num_ranks": mesh.pp, "num_micro_batches": 4}
         pipeline = PipelineTimes(**times)  # type: ignore[arg-type]
     basis = MessageBasis(gradient_bytes=1000, num_gradients=250)
     report = RankReport(rank=0, messages=tuple(messages), message_basis=basis, pipeline=pipeline)
@@ -99,6 +100,10 @@ def test_what_was_played_is_what_is_said(tmp_path: Path) -> None:
     assert find_row(main, "dp=4")["wire_bytes"].value == 1500
     assert find_row(main, "pp=2,dp=2")["wire_bytes"].value == 10
     assert find_row(main, "pp=2,dp=2")["idle_share"].value == pytest.approx(0.3)
+    idle = find_row(main, "pp=2,dp=2")["idle_share"]
+    assert idle.low is not None
+    assert idle.high is not None
+    assert 0 <= idle.low < 0.3 < idle.high <= 1
     assert find_row(main, "pp=2,dp=2")["bubble_share"].value == pytest.approx(0.2)
     assert find_row(main, "dp=4")["idle_share"].value is None
     assert find_row(by_axis, "dp=4")["dp_bytes"].value == 1500

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from scalelab.analysis.estimate import Estimate, confine
+from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.traffic import count_members, count_wire_bytes
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
@@ -44,7 +46,7 @@ from scalelab.studies.shared.sweep import (
     samples_column,
     step_column,
 )
-from scalelab.units import format_bytes, format_share
+from scalelab.units import format_bytes, format_known, format_share
 from scalelab.workloads.options import Divisible
 from scalelab.workloads.source import defines
 
@@ -54,7 +56,10 @@ BUBBLE = FindingKind(
 )
 LEAST_SENT = FindingKind("least-sent", "The layout that sends least per step", DETAIL, ("wire_bytes",))
 SENT_NOTE = "sent: the least that rank 0 puts on the wire in a step"
-IDLE_NOTE = "idle: share of the schedule without computing, mean over ranks; bubble: (p − 1)/(v·m + p − 1)"
+IDLE_NOTE = (
+    "idle: share of the schedule without computing, mean over ranks, ± over the watched steps of one launch; bubble:"
+    " (p − 1)/(v·m + p − 1)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,11 +226,11 @@ def list_pipelines(arm: Arm) -> list[PipelineTimes]:
     return [one for one in reports if one is not None]
 
 
-def read_idle(arm: Arm) -> float | None:
-    """The idle share, mean over ranks."""
-    shares = [one.idle_share for one in list_pipelines(arm)]
-    known = [share for share in shares if share is not None]
-    return statistics.fmean(known) if known else None
+def read_idle(arm: Arm) -> Estimate | None:
+    """The idle share of a step, mean over ranks, with its interval over the watched steps of one launch."""
+    shares = [one.idle_shares for one in list_pipelines(arm)]
+    steps = [statistics.fmean(step) for step in zip(*shares, strict=False)]
+    return confine(estimate_location(steps), "part") if steps else None
 
 
 def read_bubble(arm: Arm) -> float | None:
@@ -267,8 +272,8 @@ def explain_costs(arms: Sequence[Arm]) -> Iterator[Finding]:
         idle, theory = read_idle(arm), read_bubble(arm)
         if idle is not None and theory is not None:
             text = (
-                f"The ranks of {arm.label} do not compute in {format_share(idle)} of the schedule; the bubble of theory"
-                f" is {format_share(theory)}."
+                f"The ranks of {arm.label} do not compute in {format_known('share', idle)} of the schedule; the bubble"
+                f" of theory is {format_share(theory)}."
             )
             yield BUBBLE(arm.label, text, idle=idle, theory=theory)
     sent = {arm.label: total for arm in arms if (total := count_wire(arm)) is not None}
