@@ -188,7 +188,7 @@ def measure_bubble(launcher: LocalLauncher, directory: Path, schedule: Any, num_
     if not result.ranks or result.ranks[0].pipeline is None:
         raise SystemExit(f"{trial.configuration}: {result.reason}")
     watched = [rank.pipeline for rank in result.ranks if rank.pipeline is not None]
-    return statistics.fmean(one.idle_share or 0.0 for one in watched), watched[0].bubble
+    return statistics.fmean(one.idle_share or 0.0 for one in watched), watched[0].bubble or 0.0
 
 
 def main() -> int:

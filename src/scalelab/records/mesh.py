@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from scalelab.errors import UsageError
 
 EXAMPLE = "dp=2,tp=2"
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 """By the schedule of a pipeline."""
 
 

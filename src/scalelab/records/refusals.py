@@ -7,6 +7,7 @@ from dataclasses import fields
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.devices import find_kind
+from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
@@ -61,8 +62,9 @@ def check_pipeline(trial: Trial) -> None:
             f"--mesh {trial.mesh.text} has {stages} stages, and {trial.batch_per_rank} samples make {count}"
             f" micro-batches: use at least {stages} equal ones (a larger batch or a smaller --micro-batch)"
         )
-    if trial.spreading.pipeline_schedule == "interleaved" and count % stages:
+    schedule = trial.spreading.pipeline_schedule
+    if STAGES_PER_RANK[schedule] > 1 and count % stages:
         raise UsageError(
-            f"--pipeline-schedule interleaved needs micro-batches in multiples of {stages} stages, got {count}: change"
+            f"--pipeline-schedule {schedule} needs micro-batches in multiples of {stages} stages, got {count}: change"
             " --micro-batch"
         )

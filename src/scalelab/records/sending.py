@@ -63,6 +63,8 @@ class PipelineTimes:
     num_ranks: int
     num_micro_batches: int
     stages_per_rank: int = 1
+    schedule: str = ""
+    """Empty: before 0.2 had a schedule that fills the bubble."""
 
     @property
     def idle_shares(self) -> tuple[float, ...]:
@@ -76,10 +78,13 @@ class PipelineTimes:
         return statistics.median(self.idle_shares) if self.idle_shares else None
 
     @property
-    def bubble(self) -> float:
+    def bubble(self) -> float | None:
         """The idle share by theory, with p ranks, m micro-batches and v stages per rank: (p − 1)/(v·m + p − 1).
 
         Of stages that all take as long and messages that take no time (Huang et al. 2019; Narayanan et al. 2021 for v).
+        None for zero-bubble: it depends on how long the gradients of weights take (Qi et al. 2023).
         """
+        if self.schedule == "zero-bubble":
+            return None
         waiting = self.num_ranks - 1
         return waiting / (self.stages_per_rank * self.num_micro_batches + waiting)

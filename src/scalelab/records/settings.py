@@ -140,9 +140,9 @@ class Spreading:
     mesh: Annotated[str | None, tyro.conf.arg(metavar="AXIS=SIZE,…")] = None
     """hsdp, tp and pp: ranks per axis (pp, dp, fsdp, tp), for example dp=2,tp=2. None: all ranks on the strategy's
     own axis; for hsdp, two replicas."""
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
     """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
-    interleaved: 1f1b with two stages per rank."""
+    interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble."""
 
     def __post_init__(self) -> None:
         if self.bucket_mb is not None:

@@ -30,6 +30,7 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("pp", 2, "mlp", {"pipeline_schedule": "gpipe"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "zero-bubble"}),
     ("hsdp", 4, "gpt2", {}),
     ("tp", 4, "gpt2", {"mesh": "fsdp=2,tp=2"}),
     ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),

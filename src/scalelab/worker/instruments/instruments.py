@@ -360,6 +360,7 @@ def watch_pipeline(trial: Trial, training: Training, directory: Path, report: Ra
         num_ranks=trial.mesh.pp,
         num_micro_batches=trial.num_micro_batches,
         stages_per_rank=len(pipeline.runners),
+        schedule=trial.spreading.pipeline_schedule,
     )
     return replace(report, pipeline=times)
 

@@ -3,6 +3,7 @@
     gpipe         all forwards, then all backwards (Huang et al. 2019)
     1f1b          one forward, one backward, so that fewer activations are alive (Narayanan et al. 2019)
     interleaved   1f1b with two stages on every rank: half the bubble, more messages (Narayanan et al. 2021)
+    zero-bubble   interleaved, with the gradients of weights computed where a rank would wait (Qi et al. 2023)
 
 A schedule runs backward inside what the loop calls the loss: `StagedModel.run` takes the workload's own loss of model
 and batch and does the whole step but the update. Two facts make any workload fit: called with a stand-in for the model,
@@ -22,7 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -34,7 +41,12 @@ from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_un
 from scalelab.worker.strategies.plans import check_divisible, cut_stages, list_tied, split_layers
 
 Loss = Callable[[Any, Any], torch.Tensor]
-SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
 
 
 class Captured(Exception):
@@ -135,7 +147,7 @@ class StagedModel(nn.Module):
     @contextmanager
     def count_busy(self) -> Iterator[BusyClock]:
         """A clock of the time that stages compute, as long as it is looked at; a device finishes each piece."""
-        names = ("forward_one_chunk", "backward_one_chunk")
+        names = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
         for runner in self.runners:
             for name in names:
                 setattr(runner, name, self._clock.time(getattr(runner, name), runner.device))
