@@ -109,6 +109,21 @@ def test_the_users_own_model_is_split_by_functions_beside_build(launcher: LocalL
         assert read_losses(launcher, tmp_path, strategy, 2, **fields) == pytest.approx(alone, rel=ROUNDING), strategy
 
 
+def test_a_model_with_a_plan_of_its_own_needs_no_function(launcher: LocalLauncher, tmp_path: Path) -> None:
+    """As Hugging Face's models have it: patterns of names, and how each layer is split."""
+    own = tmp_path / "own.py"
+    plan = "class Net(nn.Module):\n    _tp_plan = {'up': 'colwise', 'down': 'rowwise'}\n"
+    text = OWN.replace("def parallelize", "def unused").replace("class Net(nn.Module):\n", plan)
+    own.write_text(text)
+    fields = {"workload": f"{own}:build", "options": {}, "plan": BRIEF, "global_batch": 8}
+    alone = read_losses(launcher, tmp_path, "single", 1, **fields)
+    assert read_losses(launcher, tmp_path, "tp", 2, **fields) == pytest.approx(alone, rel=ROUNDING)
+    own.write_text(text.replace("rowwise", "sequence_parallel"))
+    result = launch(launcher, make_trial(**fields, strategy="tp"), tmp_path / "refused")
+    assert result.status is Status.INVALID
+    assert "_tp_plan splits down by 'sequence_parallel', which is not supported: use colwise" in result.reason
+
+
 def test_a_rank_of_a_pipeline_that_dies_ends_the_trial_in_one_line(launcher: LocalLauncher, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(OWN.replace("[(mine, mine)]", "die_later(mine)") + DYING)

@@ -48,7 +48,7 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.units import format_bytes, format_known, format_share
 from scalelab.workloads.options import Divisible
-from scalelab.workloads.source import defines
+from scalelab.workloads.source import defines, is_in_library
 
 LEAST_MEMORY = FindingKind("least-memory", "The layout with the lowest peak memory per rank", REASON, ("bytes",))
 BUBBLE = FindingKind(
@@ -179,7 +179,10 @@ def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
     sizes: Divisible | None = getattr(job.built_in, "divisible", None)
     if sizes is None:
         is_own = job.built_in is None
-        has_tp, has_pp = (is_own and defines(job.workload, name) for name in ("parallelize", "split"))
+        has_tp, has_pp, has_plan = (
+            is_own and defines(job.workload, name) for name in ("parallelize", "split", "_tp_plan")
+        )
+        has_tp = has_tp or has_plan or is_in_library(job.workload)  # the ranks say where a library's model has none
         anything = (0, "")
         sizes = Divisible(tp=anything if has_tp else Divisible.tp, pp=anything if has_pp else Divisible.pp)
     return sizes.find_obstacle(mesh.tp, stages)

@@ -7,7 +7,8 @@
 
 A workload of the user's own has its plan beside `build`: `parallelize(model, mesh)` splits the layers over a DeviceMesh
 of one axis and returns the model; `split(model, num_stages)` returns the stages of a pipeline, each taking what the one
-before returns. An `nn.Sequential` needs no `split`.
+before returns. An `nn.Sequential` needs no `split`, and a model with a `_tp_plan`, as Hugging Face's have, no
+`parallelize`.
 
 GPT-2's head shares the token table, which the first stage of a pipeline looks up and the last multiplies by. Both hold
 a copy, and the gradients of the two are added up in every step, so that they stay equal (Shoeybi et al. 2019).
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
@@ -36,6 +37,14 @@ from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.options import Divisible, TransformerOptions
 
 Pair = tuple[str, str]
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
+"""By the names of a `_tp_plan`; the last two gather what they compute, as heads do."""
 OWN: dict[str, Any] = {}
 """The modules of the user's own workloads, by their names: `build` was found there."""
 
@@ -59,6 +68,10 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module
     if own is not None:
         split: nn.Module = own(model, mesh)
         return split
+    given: dict[str, str] | None = getattr(model, "_tp_plan", None)
+    if given:
+        parallelize_module(model, mesh, {name: find_style(name, style) for name, style in given.items()})
+        return model
     pairs = list_pairs(model, mesh.size())
     if not pairs:
         raise UsageError(
@@ -72,6 +85,16 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module
     styles |= {second: RowwiseParallel() for _, second in pairs}
     parallelize_module(model, mesh, styles)
     return model
+
+
+def find_style(name: str, style: str) -> ParallelStyle:
+    """How a `_tp_plan` of Hugging Face's models splits a layer; raises `UsageError` for styles that torch lacks."""
+    if style not in STYLES:
+        raise UsageError(
+            f"_tp_plan splits {name} by {style!r}, which is not supported: use {', '.join(STYLES)}, or write"
+            " parallelize(model, mesh) beside build"
+        )
+    return STYLES[style]()
 
 
 def list_pairs(model: nn.Module, num_ranks: int) -> list[Pair]:
