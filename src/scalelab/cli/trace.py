@@ -73,8 +73,9 @@ class Trace:
     scalelab trace diff A B"""
 
     paths: Annotated[Recordings, tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
-    """Trace files of torch.profiler (.json, .json.gz), one per rank, or a directory of them; dumps of torch's flight
-    recorder; or a run such as last, of which the traced trial with the most ranks is read."""
+    """Trace files of torch.profiler (.json, .json.gz) or exports of nsys (.sqlite), one per rank, or a directory of
+    them; dumps of torch's flight recorder; or a run such as last, of which the traced trial with the most ranks is
+    read."""
     reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
     overview: bool = False
     """The job as a whole: stragglers by rank, host, rail, stage and link, and the step without them. On for more than

@@ -274,7 +274,7 @@ class CollectiveRows:
 
     def column(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """A copy, so that rows may still be added."""
-        table = np.array(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
+        table = np.frombuffer(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
         return table[:, CollectiveRow._fields.index(name)].copy()
 
 

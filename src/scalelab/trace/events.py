@@ -8,8 +8,9 @@ Events and headers that differ from Kineto's format (other field types, separate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, TypeVar
 
@@ -88,6 +89,15 @@ SKIPPED = tuple(
     for number, phase in enumerate("sftMCbneNODPSTpFRIcvVa")
 )
 """Events of other phases, such as arrows, without their fields."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Events that have a duration, in the order of the file, with their times in nanoseconds."""
+
+    events: Sequence[TimedEvent]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
 
 
 MEMORY = "[memory]"

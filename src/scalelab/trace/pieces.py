@@ -92,6 +92,8 @@ class Pieces(Generic[T]):
             buffer = (buffer + piece).lstrip(b"\xef\xbb\xbf \t\r\n")
             if buffer.startswith(b"["):
                 return buffer[1:], False
+            if buffer.startswith(b"SQLite format 3"):
+                raise self.error("it is a database of Nsight Systems: --hta and --merged need files of torch.profiler")
             if buffer and not buffer.startswith(b"{"):
                 break
             for match in EVENTS.finditer(buffer, searched):

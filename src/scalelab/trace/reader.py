@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 import numpy as np
@@ -27,6 +26,7 @@ from scalelab.trace.events import (
     MOST_READINGS,
     NO_READINGS,
     SKIPPED,
+    Batch,
     CompleteEvent,
     Event,
     Header,
@@ -44,7 +44,11 @@ from scalelab.trace.events import (
 )
 from scalelab.trace.pieces import Pieces
 
-SUFFIXES = (".json", ".json.gz")
+if TYPE_CHECKING:
+    from scalelab.trace.nsys import NsysFile
+
+DATABASE = b"SQLite format 3\0"
+SUFFIXES = (".json", ".json.gz", ".sqlite")
 MARKS = ("trial.json", "run.json")
 """A directory that holds one of these is that of a trial or a run: none of the files beside it is a trace."""
 BELOW = ("*", "trace/*", "*/trace", "*/trace/*", "trials/*/trace", "trials/*/trace/*")
@@ -64,15 +68,6 @@ _decode = msgspec.json.Decoder(list[Event]).decode
 _decode_one = msgspec.json.Decoder(Event).decode
 _decode_exactly = msgspec.json.Decoder(list[ExactEvent]).decode
 _decode_one_exactly = msgspec.json.Decoder(ExactEvent).decode
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Events that have a duration, in the order of the file, with their times in nanoseconds."""
-
-    events: Sequence[TimedEvent]
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
 
 
 class TraceFile:
@@ -191,6 +186,24 @@ class TraceFile:
         return convert_times(ticks, self.ns_per_tick, may_be_decimal=self._may_be_decimal)
 
 
+def open_trace(path: Path, ns_per_tick: int = 1000) -> TraceFile | NsysFile:
+    """A file of torch's profiler, or an export of Nsight Systems, whatever its name."""
+    if not is_export(path):
+        return TraceFile(path, ns_per_tick)
+    from scalelab.trace.nsys import NsysFile
+
+    return NsysFile(path)
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file is a database, as Nsight Systems exports it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(DATABASE)) == DATABASE
+    except OSError:
+        return False
+
+
 def find_trace_files(paths: Sequence[Path]) -> list[Path]:
     """The trace files that paths lead to: files themselves, and of a directory those in it or in its `trace`.
 
@@ -227,8 +240,8 @@ def _search(directory: Path) -> list[Path]:
             f"{directory} has traces of {len(places)} recordings ({listed}): give one, such as {directory / names[-1]}"
         )
     raise UsageError(
-        f"{directory} has no trace (*.json, *.json.gz): give the directory that torch.profiler wrote to; studies record"
-        " traces with --profile-steps 3"
+        f"{directory} has no trace (*.json, *.json.gz, *.sqlite): give the directory that torch.profiler wrote to;"
+        " studies record traces with --profile-steps 3"
     )
 
 
@@ -261,7 +274,7 @@ def number_ranks(files: Sequence[tuple[Path, int | None]]) -> list[int]:
 
 def peek_rank(path: Path) -> int | None:
     """The rank of a file by its beginning; None: unknown."""
-    file = TraceFile(path)
+    file = open_trace(path)
     next(iter(file.batches()), None)
     return find_rank(path, file.header)
 
