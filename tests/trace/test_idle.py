@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scalelab.trace import launches
 from scalelab.trace import launches as queues
-from scalelab.trace.idle import LaneCounter, LaneTimes
+from scalelab.trace.idle import LaneCounter, LaneTimes, _Gaps, find_switch_limit
 from scalelab.trace.launches import QueueTally
 from scalelab.trace.rank_trace import Lane, read_rank
 from tests.trace.build import TraceBuilder
@@ -162,3 +162,12 @@ def test_queues_are_those_of_a_slow_reference(steps: list[tuple[int, int]], piec
     assert (queue.longest, queue.at_limit_ns) == (longest, at_limit)
     assert queue.mean * queue.span_ns == pytest.approx(integral)
     assert queue.span_ns == started[-1] - launched[0]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "limit"), [([], 30), ([5, 7], 30), ([1_000_000], 10_000), ([1_000] * 4, pytest.approx(3_000, rel=0.1))]
+)
+def test_a_switch_takes_three_times_the_usual_gap_within_bounds(gaps: list[int], limit: int) -> None:
+    found = _Gaps()
+    found.add(np.array(gaps, dtype=np.int64))
+    assert find_switch_limit([found.count]) == limit
