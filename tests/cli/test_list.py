@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -70,7 +71,11 @@ def test_prune_deletes_only_runs_in_which_every_trial_failed(
     good, bad = make_run(tmp_path), make_run(tmp_path)
     for name in bad.record.trials:
         file = bad.trial_directory(name) / "result.json"
-        file.write_text(file.read_text().replace('"status": "completed"', '"status": "crashed"'))
+        stored = json.loads(file.read_text()) | {"status": "crashed", "reason": "out of file handles"}
+        file.write_text(json.dumps(stored))
+    (bad.path / "document.json").unlink(missing_ok=True)
+    listed = answer(capsys, "list", "--runs-dir", str(tmp_path))[1].splitlines()
+    assert listed[4] == "  crashed: out of file handles", "the run says why it failed"
     assert bad.name in answer(capsys, "prune", "--runs-dir", str(tmp_path))[1]
     assert find_runs(tmp_path) == [good.path, bad.path]
     assert answer(capsys, "prune", "--failed", "--runs-dir", str(tmp_path))[0] == 0

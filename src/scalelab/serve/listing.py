@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from scalelab.checks import clean_text
 from scalelab.errors import ScalelabError, StoreError
 from scalelab.records.running import RUNNING, find_holder
-from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status
+from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status, has_failed
 from scalelab.records.trial import Status
 from scalelab.report.document import Document
 from scalelab.studies.catalogue import derive_document, find_name, read_study
@@ -105,13 +105,25 @@ def _is_expected(store: RunStore, study: Study, name: str) -> bool:
 
 
 def find_result(path: Path) -> str:
-    """The first sentence of a run's answer; nothing while there is none."""
+    """The first sentence of a run's answer, or why all its trials failed; nothing while there is neither."""
     try:
         findings = json.loads((path / "document.json").read_text(encoding="utf-8")).get("findings", [])
         texts = [(one["weight"], one["text"]) for one in findings]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # written by 0.1, or damaged: show says so
+        texts = []
+    return str(max(texts, key=lambda pair: pair[0])[1]) if texts else find_failure(path)
+
+
+def find_failure(path: Path) -> str:
+    """Why the first trial failed, where all did."""
+    if not has_failed(path):
         return ""
-    return str(max(texts, key=lambda pair: pair[0])[1]) if texts else ""
+    store = RunStore.open(path)
+    try:
+        first = next(store.result(name) for name in store.record.trials)
+    except (ScalelabError, StopIteration):  # a damaged result: show says so
+        return ""
+    return f"{first.status.words}: {first.reason}" if first.reason else first.status.words
 
 
 def find_phase(store: RunStore, *, is_complete: bool) -> tuple[Phase, str]:

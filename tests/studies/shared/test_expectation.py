@@ -24,7 +24,9 @@ from scalelab.studies.shared.expectation import (
     expect_seconds,
     find_earlier_seconds,
     measure_matmul_speed,
+    read_try,
     render_plan,
+    shorten_trial,
 )
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -192,11 +194,23 @@ def test_a_few_steps_tell_where_no_run_does(monkeypatch: pytest.MonkeyPatch) -> 
     tries, study = Tries(), make_strong(ranks=(1, 2))
     trials = study.plan()
     expected = expect_seconds(trials, [], tries)
-    assert [one.configuration for one in tries.tried] == ["single-1", "control", "ddp-1", "ddp-2"]
+    assert [one.configuration for one in tries.tried] == ["single-1", "ddp-1", "ddp-2"]
     assert all(one.step_plan and one.step_plan.num_steps == 4 and not one.instruments for one in tries.tried)
     by_trial = [1 + 0.02 * one.batch_per_rank + (count_steps(one) or 0) * 0.01 * one.batch_per_rank for one in trials]
     assert expected.seconds == pytest.approx(ANSWER_SECONDS + sum(by_trial), rel=0.01)
-    assert (expected.source, expected.num_parameters) == ("from a try of 4 configurations", (1234,))
+    assert (expected.source, expected.num_parameters) == ("from a try of 3 configurations", (1234,))
+
+
+def test_of_a_huge_network_of_equal_layers_fewer_and_narrower_ones_are_tried() -> None:
+    job = replace(make_strong().job, workload="mlp", options={"dim": 8192, "depth": 6})
+    trials = make_strong(ranks=(1,), job=job).plan()
+    short, thinned = shorten_trial(trials[0])
+    assert (short.options["depth"], short.options["dim"]) == (1, 4472)
+    assert thinned == pytest.approx(6 * (8192 / 4472) ** 2, rel=1e-3)
+    tries = Tries()
+    deep, flat = (read_try(trials[0], tries(trials[0]), factor) for factor in (6.0, 1.0))
+    assert deep.step_seconds == pytest.approx(6 * flat.step_seconds)
+    assert deep.launch_seconds == pytest.approx(LAUNCH_SECONDS + 6 * (flat.launch_seconds - LAUNCH_SECONDS))
 
 
 def test_a_short_trial_is_tried_as_planned_with_its_instruments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +225,7 @@ def test_a_short_trial_is_tried_as_planned_with_its_instruments(monkeypatch: pyt
     monkeypatch.setattr(expectation, "SHORT_SECONDS", 1000.0)
     expected = expect_seconds(trials, [], attempt)
     assert launches[1] == trials[0]
-    assert len(launches) == 2 * 4
+    assert len(launches) == 2 * 3, "the control is the plain loop again"
     assert expected.seconds == pytest.approx(ANSWER_SECONDS + 7.0 * len(trials), rel=0.01)
 
 

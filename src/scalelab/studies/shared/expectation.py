@@ -10,6 +10,7 @@ product: that is right within a factor of about three, and of a workload of the 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from scalelab.records.tasks import SCRIPT_MARK, Exchange, Forecast, Measure, Qua
 from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_count, format_duration
 from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.options import MlpOptions
 
 START_SECONDS = 4.0
 """Loading torch, once per study."""
@@ -57,6 +59,8 @@ MATRIX_SIZE = 512
 TRIED_PLAN = StepPlan(lead_in_steps=1, clean_steps=3, phase_steps=0, comm_free_steps=0, cycles=1)
 """The steps of a try: the first is slower than the others."""
 MOST_TRYING_SECONDS = 30.0
+MOST_TRIED_PARAMETERS = 20_000_000
+"""Of a larger network of equal layers, fewer and narrower ones are tried: its time grows with its parameters."""
 SHORT_SECONDS = 3.0
 """A trial that should take less is tried as planned, with its instruments."""
 Attempt = Callable[[Trial], TrialResult]
@@ -83,6 +87,7 @@ class Tried:
     """Without the steps; of the first step, what it took longer than the others."""
     step_seconds: float
     num_parameters: int | None
+    """Of the model as planned."""
 
     def expect(self, other: Trial) -> float:
         """The seconds of a trial like it, with all its steps: a step takes as long as its batch is large."""
@@ -132,50 +137,61 @@ def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attemp
     for name, trial in firsts.items():
         if name in known or (tried and time.perf_counter() - began > MOST_TRYING_SECONDS):
             continue
-        result = attempt(shorten_trial(trial))
+        short, thinned = shorten_trial(trial)
+        twin = next((one for one in tried.values() if _fingerprint(one.trial) == _fingerprint(trial)), None)
+        if twin is not None:  # the control is the plain loop under another name
+            tried[name] = twin
+            continue
+        result = attempt(short)
         if not tried:
             start_seconds = max(0.0, time.perf_counter() - began - result.wall_seconds)
             began = time.perf_counter() - result.wall_seconds  # loading torch is no part of a try
         if result.status is not Status.COMPLETED:
             what = f"a try of {name} was {result.status.words}: {result.reason}"
             return Expectation(seconds=None, source=what, was_run="Nothing else was run.")
-        tried[name] = read_try(trial, result)
+        tried[name] = read_try(trial, result, thinned)
         is_short = tried[name].expect(trial) < SHORT_SECONDS and not isinstance(trial.task, Train)
         if is_short and (whole := attempt(trial)).status is Status.COMPLETED:
             tried[name] = tried[name].correct(whole)
-    total = (
-        start_seconds
-        + ANSWER_SECONDS
-        + sum(
-            known[trial.configuration] if trial.configuration in known else find_nearest(trial, tried).expect(trial)
-            for trial in trials
-        )
+    total = sum(
+        known[trial.configuration] if trial.configuration in known else find_nearest(trial, tried).expect(trial)
+        for trial in trials
     )
     return Expectation(
-        seconds=total,
-        source=f"from a try of {format_count(len(tried), 'configuration')}",
+        seconds=start_seconds + ANSWER_SECONDS + total,
+        source=f"from a try of {format_count(len(set(map(id, tried.values()))), 'configuration')}",
         num_parameters=tuple(sorted({one.num_parameters for one in tried.values() if one.num_parameters})),
         was_run="Nothing else was run.",
     )
 
 
-def shorten_trial(trial: Trial) -> Trial:
-    """The trial with a few clean steps and no instruments; of a training run, the same steps without evaluation."""
+def shorten_trial(trial: Trial) -> tuple[Trial, float]:
+    """The trial with a few clean steps and no instruments; and how many times larger the planned model is."""
     task = trial.task
     short = structs.replace(task, plan=TRIED_PLAN) if isinstance(task, Measure | Script) else Measure(plan=TRIED_PLAN)
-    return replace(trial, task=short, instruments=())
+    trial = replace(trial, task=short, instruments=())
+    planned = make_options(trial.workload, trial.options) if trial.workload in BUILT_IN else None
+    if not isinstance(planned, MlpOptions) or planned.count_parameters() <= MOST_TRIED_PARAMETERS:
+        return trial, 1.0
+    depth = max(1, planned.depth * MOST_TRIED_PARAMETERS // planned.count_parameters())
+    tried = replace(planned, depth=depth, dim=min(planned.dim, math.isqrt(MOST_TRIED_PARAMETERS // depth)))
+    smaller = replace(trial, options={**trial.options, "depth": tried.depth, "dim": tried.dim})
+    return smaller, planned.count_parameters() / tried.count_parameters()
 
 
-def read_try(trial: Trial, result: TrialResult) -> Tried:
-    """The launch and the typical step of a try, as its slowest rank saw them."""
+def read_try(trial: Trial, result: TrialResult, thinned: float = 1.0) -> Tried:
+    """The launch and the typical step of a try, as its slowest rank saw them, for the model as planned."""
     by_step: dict[int, float] = {}
     for sample in result.samples:
         by_step[sample.step] = max(sample.step_seconds, by_step.get(sample.step, 0.0))
     first, *others = (by_step[number] for number in sorted(by_step))
     step = statistics.fmean(others or [first])
     launch = max(0.0, result.wall_seconds - first - sum(others)) + max(0.0, first - step)
-    counts = [rank.num_parameters for rank in result.ranks if rank.num_parameters]
-    return Tried(trial=trial, launch_seconds=launch, step_seconds=step, num_parameters=max(counts, default=None))
+    launch += (thinned - 1) * max(0.0, launch - LAUNCH_SECONDS)
+    counts = [round(thinned * rank.num_parameters) for rank in result.ranks if rank.num_parameters]
+    return Tried(
+        trial=trial, launch_seconds=launch, step_seconds=thinned * step, num_parameters=max(counts, default=None)
+    )
 
 
 def find_nearest(trial: Trial, tried: Mapping[str, Tried]) -> Tried:

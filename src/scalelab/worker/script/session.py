@@ -322,6 +322,8 @@ class ScriptSession:
             if not self._is_told:
                 raise UsageError(f"the script's batch size was not seen, in a DataLoader or by a module: {advice}")
             return
+        if self._is_told:
+            advice = "{batch_per_rank} is not what the script calls the samples of a batch; pass it there"
         several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
         raise UsageError(
             f"{self._batch_source} {self.step_samples} samples per step and rank{several}, the plan says"
