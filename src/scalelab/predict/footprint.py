@@ -25,8 +25,8 @@ micro-batches exist all the time. In a pipeline the first stage holds as many mi
 more with rounds: Narayanan et al. 2021), the last stage one and the logits.
 
 State is 4 + 4 + 8 bytes per parameter in float32 with Adam; with 16 bits, 2 + 2 and 12 in the optimizer (Rajbhandari et
-al. 2020, section 3.1), or sharded (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. benchmarks/plan_memory.py compares all
-this with torch's own tracker. What an allocator reserves beyond that is `RESERVED_SHARE`.
+al. 2020, section 3.1), or sharded (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. benchmarks/plan_memory.py
+compares all this with torch's own tracker. What an allocator reserves beyond that is `RESERVED_SHARE`.
 """
 
 from __future__ import annotations
