@@ -42,8 +42,8 @@ LAYOUTS: tuple[tuple[str, dict[int, str]], ...] = (
     ("tp", {2: "tp=2", 4: "fsdp=2,tp=2", NUM_FAKE: "fsdp=512,tp=2"}),
     ("pp", {4: "pp=2,tp=2", 16: "pp=4,tp=4"}),
 )
-"""A strategy, and its mesh by the number of ranks where it has one. The largest is fake: 1,024 ranks, but 16 of TP and PP,
-for replicas of a pipeline have no memory rules and the model has four blocks and heads."""
+"""A strategy, and its mesh by the number of ranks where it has one. The largest is fake: 1,024 ranks, but 16 of
+pp × tp, for replicas of a pipeline have no memory rules, and the model has four blocks and heads."""
 PARTS = {
     "parameters": ("parameters",),
     "gradients": ("gradients", "buckets"),
