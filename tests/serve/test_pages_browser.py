@@ -135,7 +135,7 @@ def test_two_chosen_runs_stand_side_by_side(seen: Seen, server: PageServer, runs
     assert seen.page.is_disabled("button >> nth=0")
     boxes.nth(2).check()
     boxes.nth(1).check()
-    seen.page.click("text=Compare these two")
+    seen.page.click("text=Compare 2 chosen")
     assert "Comparison" in wait_for_report(seen, "Comparison")
     for run in find_runs(runs_dir)[:2]:
         assert "Strong scaling" in wait_for_report(seen, f"Report of {run.name}")

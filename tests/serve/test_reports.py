@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.report.document import Document
-from scalelab.serve import server as reports
-from scalelab.serve.server import DERIVING, Shelf
+from scalelab.serve import library as reports
+from scalelab.serve.library import DERIVING, Shelf
 from tests.records import make_record, make_result, make_store
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 import struct
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +20,8 @@ from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status
-from scalelab.serve.server import PageServer
+from scalelab.report.renderers.html_files import pack_runs
+from scalelab.serve.server import MOST_CLIENTS, PageServer
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -27,12 +32,22 @@ class Client:
     def __init__(self, server: PageServer) -> None:
         self.port = int(server.server_address[1])
 
-    def ask(self, path: str, *, host: str | None = None, method: str = "GET") -> tuple[int, str, dict[str, str]]:
+    def ask(
+        self,
+        path: str,
+        *,
+        host: str | None = None,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        body: str = "",
+    ) -> tuple[int, str, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host=True)
             connection.putheader("Host", host or f"127.0.0.1:{self.port}")
-            connection.endheaders()
+            for name, value in (headers or {}).items():
+                connection.putheader(name, value)
+            connection.endheaders(body.encode() or None)
             answer = connection.getresponse()
             return answer.status, answer.read().decode("utf-8", "replace"), dict(answer.getheaders())
         finally:
@@ -183,9 +198,153 @@ def test_a_link_inside_of_a_run_that_leads_out_is_not_followed(client: Client, r
         link.unlink()
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_written(client: Client, method: str) -> None:
     assert client.ask("/api/runs", method=method)[0] == 501
+
+
+def test_a_post_changes_tags_only(client: Client) -> None:
+    for path in ("/", "/api/runs", "/api/run/x", "/files/x/run.json"):
+        assert client.ask(path, method="POST")[0] == 405
+
+
+def put_tags(client: Client, name: str, body: str, **headers: str) -> int:
+    own = {
+        "Origin": f"http://127.0.0.1:{client.port}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body.encode())),
+    }
+    return client.ask(f"/api/tags/{quote(name, safe='')}", method="POST", headers=own | headers, body=body)[0]
+
+
+def test_tags_are_kept_with_the_run_and_found(client: Client, runs_dir: Path) -> None:
+    name = find_names(client, "complete")[0]
+    try:
+        assert put_tags(client, name, json.dumps([" good ", "base\nline", "good", ""])) == 200
+        assert json.loads((runs_dir / name / "tags.json").read_text()) == ["good", "base line"]
+        assert find_names(client, "base line") == [name]
+        listed = client.read("/api/runs?tag=good")
+        assert isinstance(listed, dict)
+        assert ([run["name"] for run in listed["runs"]], listed["choices"]["tag"]) == ([name], ["base line", "good"])
+    finally:
+        (runs_dir / name / "tags.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        ("[]", {"Origin": "http://evil.example"}, 403),
+        ("[]", {"Origin": "null"}, 403),
+        ("[]", {"Content-Type": "text/plain"}, 400),
+        ("[]", {"Content-Length": "999999"}, 400),
+        ("{}", {}, 400),
+        ("[1]", {}, 400),
+        ("[", {}, 400),
+        (json.dumps(["x" * 41]), {}, 409),
+        (json.dumps([str(number) for number in range(21)]), {}, 409),
+    ],
+)
+def test_tags_of_others_and_odd_ones_are_refused(
+    client: Client, runs_dir: Path, body: str, headers: dict[str, str], status: int
+) -> None:
+    name = find_names(client, "complete")[0]
+    assert put_tags(client, name, body, **headers) == status
+    assert not (runs_dir / name / "tags.json").exists()
+    assert put_tags(client, "..", "[]") == 404
+
+
+def test_runs_are_selected_by_study_workload_host_and_day(client: Client) -> None:
+    def count(query: str) -> int:
+        listed = client.read(f"/api/runs?{query}")
+        assert isinstance(listed, dict)
+        return int(listed["num_runs"])
+
+    listed = client.read("/api/runs")
+    assert isinstance(listed, dict)
+    one = listed["runs"][0]
+    assert listed["choices"]["study"] == ["strong-scaling"]
+    for name in ("study", "workload", "host"):
+        assert count(f"{name}={quote(one[name])}") == 3
+        assert count(f"{name}=other") == 0
+    day = one["created_at"][:10]
+    assert (count(f"since={day}&until={day}"), count("until=2001-01-01"), count("since=2999-01-01")) == (3, 0, 0)
+
+
+def test_three_runs_become_one_comparison(client: Client) -> None:
+    query = "&".join(f"run={quote(name, safe='')}" for name in find_names(client))
+    assert "Comparison" in client.ask(f"/report?{query}")[1]
+    assert client.ask("/report?" + "&".join(["run=x"] * 51))[0] == 400
+
+
+def test_a_trend_has_the_runs_of_one_configuration(client: Client) -> None:
+    name = find_names(client, "complete")[-1]
+    status, body, _ = client.ask(f"/report-trend/{name}")
+    assert status == 200
+    assert "Step time over runs" in body
+    assert body.count(f"{name}</th>") == 4  # plain loop, control, ddp on 1 and 2 ranks
+    assert client.ask("/report-trend/outside")[0] == 404
+    assert client.ask("/report-trend/..")[0] == 404
+
+
+def test_a_link_to_elsewhere_is_not_packed_into_a_report(client: Client, runs_dir: Path) -> None:
+    name = find_names(client, "complete")[0]
+    store = RunStore.open(runs_dir / name)
+    leaks = (store.path / "origin.json", store.trial_directory(store.record.trials[0]) / "fetches.csv")
+    kept = leaks[0].read_bytes()
+    try:
+        for leak in leaks:
+            leak.unlink(missing_ok=True)
+            leak.symlink_to(runs_dir.parent / "secret.txt")
+        packed = pack_runs([store.path]).content
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            assert archive.namelist()
+            assert all(b"secret" not in archive.read(member)[:6] for member in archive.namelist())
+            assert not any(member.endswith("fetches.csv") for member in archive.namelist())
+    finally:
+        for leak in leaks:
+            leak.unlink()
+        leaks[0].write_bytes(kept)
+
+
+def test_a_client_that_drips_or_says_nothing_is_let_go(runs_dir: Path, server: PageServer) -> None:
+    hasty = PageServer(server.library, 0, head_seconds=0.3)
+    thread = hasty.serve_beside()
+    try:
+        port = int(hasty.server_address[1])
+        silent, dripping = (socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2))
+        dripping.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1")
+        assert silent.recv(1) == b""
+        assert dripping.recv(1) == b""
+        silent.close()
+        dripping.close()
+        assert Client(hasty).ask("/api/runs")[0] == 200
+    finally:
+        hasty.shutdown()
+        thread.join()
+        hasty.server_close()
+
+
+def test_headers_without_end_are_refused(client: Client) -> None:
+    many = {f"X-{number}": "x" for number in range(150)}
+    assert client.ask("/api/runs", headers=many)[0] == 431
+    assert client.ask("/api/runs", headers={"X": "x" * 70_000})[0] == 431
+
+
+def test_a_hundred_clients_at_once_are_answered_and_more_are_turned_away(client: Client, server: PageServer) -> None:
+    name = find_names(client, "complete")[0]
+    with ThreadPoolExecutor(100) as pool:
+        asked = [pool.submit(client.ask, f"/report/{name}" if number % 2 else "/api/runs") for number in range(100)]
+        assert {one.result()[0] for one in asked} == {200}
+    waiting = [socket.create_connection(("127.0.0.1", client.port), timeout=30) for _ in range(MOST_CLIENTS)]
+    try:
+        deadline = time.monotonic() + 30
+        while server.num_clients < MOST_CLIENTS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with socket.create_connection(("127.0.0.1", client.port), timeout=30) as turned:
+            assert turned.recv(1) == b""
+    finally:
+        for one in waiting:
+            one.close()
 
 
 def test_no_answer_may_be_read_or_run_by_others(client: Client) -> None:

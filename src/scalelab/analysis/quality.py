@@ -193,8 +193,8 @@ def find_drift(rounds: Rounds) -> Drift | None:
     """The trend over the rounds and within the launches, where there is one of any consequence."""
     series = drop_empty(rounds)
     relative = [(steps / find_median(steps)).tolist() for steps in series]
-    over_rounds = _find_trend(find_medians(series))
-    within_launches = _find_trend(find_step_medians(relative))
+    over_rounds = find_trend(find_medians(series))
+    within_launches = find_trend(find_step_medians(relative))
     if over_rounds is None and within_launches is None:
         return None
     return Drift(change_over_rounds=over_rounds, change_within_launches=within_launches)
@@ -206,7 +206,7 @@ def _measure_spread(values: Floats) -> float:
     return MAD_TO_DEVIATION * find_median(np.abs(values - centre)) / centre
 
 
-def _find_trend(values: Floats) -> float | None:
+def find_trend(values: Floats) -> float | None:
     """The relative change from first to last, where it is both significant and large enough.
 
     The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968); whether there is one is Mann's test

@@ -17,7 +17,7 @@ from scalelab.serve.server import Library, PageServer
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Serve a local web page: browse and search runs, open reports, compare two, watch a running study."""
+    """Serve a local web page: browse, filter and tag runs, compare them, see trends, watch a study."""
 
     runs_dir: RunsDir = RUNS_DIR
     port: int = 8800

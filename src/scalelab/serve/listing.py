@@ -16,13 +16,14 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scalelab.checks import clean_text
-from scalelab.errors import ScalelabError, StoreError
+from scalelab.errors import ScalelabError, StoreError, UsageError
+from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.running import RUNNING, find_holder
 from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status, has_failed
 from scalelab.records.trial import Status
@@ -54,6 +55,8 @@ class RunLine:
     note: str = ""
     result: str = ""
     """What its answer says first; filled in where it is asked for."""
+    host: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def describe_run(path: Path) -> RunLine:
@@ -80,7 +83,44 @@ def describe_run(path: Path) -> RunLine:
         created_at=store.record.created_at,
         num_failed=failed,
         note=store.record.note,
+        host=read_host(path),
+        tags=read_tags(path),
     )
+
+
+def read_host(path: Path) -> str:
+    """The machine that a run was measured on; empty: unknown."""
+    try:
+        return str(json.loads((path / "environment.json").read_bytes())["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+TAGS_FILE = "tags.json"
+MOST_TAGS, MOST_TAG_LETTERS = 20, 40
+
+
+def read_tags(path: Path) -> tuple[str, ...]:
+    """The words that people put on a run."""
+    try:
+        found = json.loads((path / TAGS_FILE).read_bytes())
+    except (OSError, ValueError):
+        return ()
+    return (
+        tuple(clean_text(tag)[:MOST_TAG_LETTERS] for tag in found if isinstance(tag, str))[:MOST_TAGS]
+        if isinstance(found, list)
+        else ()
+    )
+
+
+def write_tags(path: Path, tags: Sequence[str]) -> tuple[str, ...]:
+    """Replace the tags of a run; refuses too many and too long ones."""
+    wanted = tuple(dict.fromkeys(word for tag in tags if (word := " ".join(clean_text(tag).split()))))
+    if len(wanted) > MOST_TAGS or any(len(tag) > MOST_TAG_LETTERS for tag in wanted):
+        raise UsageError(f"a run has at most {MOST_TAGS} tags of {MOST_TAG_LETTERS} letters")
+    with storage_errors(path / TAGS_FILE):
+        write_atomically(path / TAGS_FILE, json.dumps(wanted, ensure_ascii=False) + "\n")
+    return wanted
 
 
 def count_failed(store: RunStore, names: Sequence[str]) -> int:
@@ -170,17 +210,16 @@ class Index:
 
     def list_lines(self) -> list[RunLine]:
         """Every run, newest first, except links that lead out of the directory and names that are not text."""
-        return [self._describe(path) for path in reversed(find_runs(self.runs_dir)) if self._can_show(path)]
+        paths = [path for path in reversed(find_runs(self.runs_dir)) if self._can_show(path)]
+        lines = [self._describe(path) for path in paths]
+        if len(self._kept) > len(paths):  # runs were removed
+            self._kept = {path: self._kept[path] for path in paths if path in self._kept}
+        return lines
 
     def _can_show(self, path: Path) -> bool:
         return is_run_name(path.name) and (
             not path.is_symlink() or path.resolve().is_relative_to(self.runs_dir.resolve())
         )
-
-    def search(self, words: str) -> list[RunLine]:
-        """The runs with every word in their name, study, workload or state."""
-        wanted = words.lower().split()
-        return [line for line in self.list_lines() if _has_all(line, wanted)]
 
     def _describe(self, path: Path) -> RunLine:
         marks = _read_marks(path)
@@ -193,8 +232,33 @@ class Index:
         return line
 
 
+def select_lines(lines: Sequence[RunLine], asked: Mapping[str, str]) -> list[RunLine]:
+    """The runs of one study, workload, host or tag, from one day to another, with every word of `q`."""
+    words = asked.get("q", "").lower().split()
+    return [line for line in lines if _is_selected(line, asked) and _has_all(line, words)]
+
+
+def _is_selected(line: RunLine, asked: Mapping[str, str]) -> bool:
+    day = line.created_at[:10]
+    return (
+        all(asked.get(name, "") in ("", getattr(line, name)) for name in ("study", "workload", "host"))
+        and (not asked.get("tag") or asked["tag"] in line.tags)
+        and (not asked.get("since") or day >= asked["since"])
+        and (not asked.get("until") or (day != "" and day <= asked["until"]))
+    )
+
+
+def list_choices(lines: Sequence[RunLine]) -> dict[str, list[str]]:
+    """What runs can be selected by."""
+    choices = {
+        name: sorted({getattr(line, name) for line in lines} - {"", "–"}) for name in ("study", "workload", "host")
+    }
+    return choices | {"tag": sorted({tag for line in lines for tag in line.tags})}
+
+
 def _has_all(line: RunLine, words: Sequence[str]) -> bool:
-    text = f"{line.name} {line.study} {line.workload} {line.state}".lower()
+    shown = (line.name, line.study, line.workload, line.state, line.host, line.note, *line.tags)
+    text = " ".join(shown).lower()
     return all(word in text for word in words)
 
 

@@ -1,123 +1,53 @@
 """The web server: loopback only, read-only, for one directory of runs.
 
-    /                    the runs: browse, search, choose two
-    /run/NAME            one run: how far it is, its trials, its report
-    /compare?a=…&b=…     two runs side by side, and their comparison
-    /report/NAME         the report itself; /report?a=…&b=… the comparison's
+    /                    the runs: browse, search, filter, choose some; its address says what is chosen
+    /run/NAME            one run: how far it is, its tags, its trials, its report
+    /compare?run=…&run=… any number of runs side by side, and their comparison
+    /trend/NAME          the runs of the same configuration over time
+    /report/NAME         the report itself; /report?run=…&run=… the comparison's, /report-trend/NAME the trend's
     /files/NAME/PATH     a file of a run: a log, raw samples
     /api/…               what those pages ask for, as JSON
 
 Any page open in a browser can send requests to loopback. So a request must name this server in its Host header, which
 stops DNS rebinding, and no response allows cross-origin reads. Paths are resolved, including links, and must lie in the
-directory of the runs. Nothing is ever written, whatever the method.
+directory of the runs. Only the tags of a run are ever written, by a request that names this server as its origin and is
+JSON, which no other site's page can send.
 
-Reports are computed on request and kept until a run changes. Computing the answer of ten thousand trials takes longer
-than a page should wait, so it runs in a thread: a page gets the answer if it is quick, otherwise the previous one, and
-asks again.
+A client gets a few seconds to say what it wants, however slowly it drips, and there are at most as many at once as
+`MOST_CLIENTS`: the others are turned away until one leaves.
 """
 
 from __future__ import annotations
 
 import json
 import mimetypes
+import socket
 import sys
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.records.store import RunStore
 from scalelab.records.trial import to_builtins
-from scalelab.report.document import Document
-from scalelab.serve.listing import Index, conclude_safely, describe_run, is_run_name, list_files, list_trials, watch_run
-
-MOST_KEPT = 32
-WAIT_SECONDS = 1.0
-DERIVING = "computing the answer from the raw samples"
-Derived = tuple[Document | None, str]
-
-
-class RunAnswer(NamedTuple):
-    """The answer of a run, or why there is none."""
-
-    document: Document | None
-    problem: str
-    is_newest: bool
-    """Whether it includes all results."""
-
-
-@dataclass(kw_only=True)
-class Shelf:
-    """Answers and pages by run, with the state of the run when they were made."""
-
-    wait_seconds: float = WAIT_SECONDS
-    """How long to wait for a new answer before returning the previous one."""
-    _answers: OrderedDict[Path, tuple[object, Derived]] = field(default_factory=OrderedDict)
-    _working: dict[Path, threading.Thread] = field(default_factory=dict)
-    _pages: OrderedDict[tuple[Path, ...], tuple[object, str]] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def conclude(self, path: Path) -> RunAnswer:
-        """The answer of a run, recomputed only if it has new results; the previous one if that takes long."""
-        state = read_state(path)
-        with self._lock:
-            kept = self._answers.get(path)
-            if kept is not None and kept[0] == state:
-                return RunAnswer(*kept[1], is_newest=True)
-            work = self._working.get(path)
-            if work is None:
-                work = threading.Thread(target=self._derive, args=(path, state), daemon=True)
-                self._working[path] = work
-                work.start()
-        work.join(self.wait_seconds)
-        with self._lock:
-            known, derived = self._answers.get(path, (None, (None, DERIVING)))
-        return RunAnswer(*derived, is_newest=known == state)
-
-    def _derive(self, path: Path, state: object) -> None:
-        made: Derived = (None, DERIVING)
-        try:
-            made = conclude_safely(path)
-        except Exception as error:  # noqa: BLE001 - the page shows it and may ask again
-            made = (None, f"the answer cannot be computed ({type(error).__name__}: {error})")
-        finally:
-            with self._lock:
-                self._answers[path] = (state, made)
-                self._working.pop(path, None)
-                if len(self._answers) > MOST_KEPT:
-                    self._answers.popitem(last=False)
-
-    def render(self, paths: tuple[Path, ...], render: Callable[[], str]) -> str:
-        """A page of runs, rendered again only if one of them changed."""
-        state = tuple(map(read_state, paths))
-        with self._lock:
-            kept = self._pages.get(paths)
-            if kept is not None and kept[0] == state:
-                return kept[1]
-        made = render()
-        with self._lock:
-            self._pages[paths] = (state, made)
-            if len(self._pages) > MOST_KEPT:
-                self._pages.popitem(last=False)
-        return made
-
-
-def read_state(path: Path) -> object:
-    """What an answer depends on: the results and the run's record."""
-    line = describe_run(path)
-    try:
-        changed = (path / "run.json").stat().st_mtime_ns
-    except OSError:
-        changed = 0
-    return line, changed
-
+from scalelab.serve.library import Library as Library
+from scalelab.serve.library import Refused
+from scalelab.serve.listing import (
+    is_run_name,
+    list_choices,
+    list_files,
+    list_trials,
+    select_lines,
+    watch_run,
+    write_tags,
+)
 
 LOOPBACK = "127.0.0.1"
 NAMES = {LOOPBACK, "localhost", "[::1]"}
@@ -126,56 +56,17 @@ HTTP_PORT = 80
 """The port that browsers omit from a Host header."""
 PAGE_SIZE = 200
 """Runs or trials per response."""
+MOST_CLIENTS = 150
+HEAD_SECONDS = 10.0
+"""Within which a client must have sent its request; then its connection is closed."""
+MOST_BODY_BYTES = 10_000
+MOST_COMPARED = 50
 MOST_FILE_BYTES = 64 * 1024 * 1024
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self';"
     " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 TEXT_ENDINGS = {".json", ".csv", ".log", ".txt", ".md", ".sh", ".py"}
-
-
-class Refused(Exception):
-    """A refused request, with its HTTP status."""
-
-    def __init__(self, status: HTTPStatus, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-
-
-@dataclass(kw_only=True)
-class Library:
-    """What the server may show, and how it renders it."""
-
-    runs_dir: Path
-    describe: Callable[[Sequence[RunStore]], Document]
-    """The document of one run, or the comparison of several."""
-    render: Callable[[Document, Sequence[Path]], str]
-    """A document as a page, with the raw files of runs to download."""
-    index: Index = field(init=False)
-    shelf: Shelf = field(default_factory=Shelf)
-
-    def __post_init__(self) -> None:
-        self.index = Index(runs_dir=self.runs_dir)
-
-    def find(self, name: str) -> Path:
-        """The directory of a run; refuses anything else."""
-        path = self.runs_dir / name
-        if not is_run_name(name) or not (path / "run.json").is_file() or not self.is_inside(path):
-            raise Refused(HTTPStatus.NOT_FOUND, "no such run")
-        return path
-
-    def is_inside(self, path: Path) -> bool:
-        """Whether a path, with links resolved, lies in the directory of the runs."""
-        return path.resolve().is_relative_to(self.runs_dir.resolve())
-
-    def make_report(self, names: Sequence[str]) -> str:
-        """The report of one run, or of several as a comparison."""
-        paths = tuple(self.find(name) for name in names)
-        try:
-            stores = [RunStore.open(path) for path in paths]
-            return self.shelf.render(paths, lambda: self.render(self.describe(stores), paths))
-        except ScalelabError as error:
-            raise Refused(HTTPStatus.CONFLICT, str(error)) from error
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -187,10 +78,24 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
     server: PageServer
 
+    def handle_one_request(self) -> None:
+        self.server.note_reading(self.connection)
+        try:
+            super().handle_one_request()
+        finally:
+            self.server.note_read(self.connection)
+
     def do_GET(self) -> None:
+        self.respond(self.answer)
+
+    def do_POST(self) -> None:
+        self.respond(self.change)
+
+    def respond(self, answer: Callable[[], None]) -> None:
+        self.server.note_read(self.connection)
         try:
             self.check_host()
-            self.answer()
+            answer()
         except Refused as refusal:
             self.send(refusal.status, f"{refusal}\n".encode(), "text/plain; charset=utf-8")
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
@@ -210,19 +115,50 @@ class Handler(BaseHTTPRequestHandler):
         if host.lower() not in own:
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers only to its own loopback address")
 
+    def change(self) -> None:
+        """Replace the tags of a run: nothing else can be changed."""
+        names = [unquote(name) for name in urlsplit(self.path).path.split("/")[1:]]
+        self.close_connection = True  # whatever is left of the body is not another request
+        if len(names) != 3 or names[:2] != ["api", "tags"]:
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only tags can be changed")
+        origin = self.headers.get("Origin", "").partition("://")[2]
+        if origin.lower() != self.headers.get("Host", "").lower():
+            raise Refused(HTTPStatus.FORBIDDEN, "tags are changed by this page only")
+        length = read_number(self.headers.get("Content-Length", ""))
+        if self.headers.get("Content-Type", "") != "application/json" or not 0 < length <= MOST_BODY_BYTES:
+            raise Refused(HTTPStatus.BAD_REQUEST, "tags are a short JSON list of words")
+        path = self.server.library.find(names[2])
+        self.server.note_reading(self.connection)
+        try:
+            tags = json.loads(self.rfile.read(length))
+            if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+                raise ValueError("not a list of words")
+            body = json.dumps({"tags": write_tags(path, tags)}).encode()
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"tags are a short JSON list of words: {error}") from error
+        except ScalelabError as error:
+            raise Refused(HTTPStatus.CONFLICT, str(error)) from error
+        self.send(HTTPStatus.OK, body, "application/json")
+
     def answer(self) -> None:
         """Send what a path asks for."""
         parts = urlsplit(self.path)
-        asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        every = parse_qs(parts.query, max_num_fields=1000)
+        asked = {name: values[0] for name, values in every.items()}
         names = [unquote(name) for name in parts.path.split("/")[1:]]
         library = self.server.library
-        if names[0] in ("", "run", "compare"):
+        if names[0] in ("", "run", "compare", "trend"):
             self.send(HTTPStatus.OK, read_asset("page.html"), "text/html; charset=utf-8")
         elif names[0] == "assets" and len(names) == 2:
             self.send_asset(names[1])
         elif names[0] == "report":
-            chosen = names[1:] or [asked.get("a", ""), asked.get("b", "")]
+            chosen = names[1:] or every.get("run") or [asked.get("a", ""), asked.get("b", "")]
+            if len(chosen) > MOST_COMPARED:
+                raise Refused(HTTPStatus.BAD_REQUEST, f"at most {MOST_COMPARED} runs are compared on a page")
             page = library.make_report(chosen)
+            self.send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", policy="frame-ancestors 'self'")
+        elif names[0] == "report-trend" and len(names) == 2:
+            page = library.make_trend(names[1], asked)
             self.send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", policy="frame-ancestors 'self'")
         elif names[0] == "files" and len(names) > 2:
             self.send_file(library, names[1], names[2:])
@@ -275,9 +211,14 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
-    def __init__(self, library: Library, port: int) -> None:
+    def __init__(self, library: Library, port: int, *, head_seconds: float = HEAD_SECONDS) -> None:
         self.library = library
+        self.head_seconds = head_seconds
+        self._reading: dict[socket.socket, float] = {}
+        self._clients: set[socket.socket] = set()
+        self._guard = threading.Lock()
         try:
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
@@ -289,6 +230,41 @@ class PageServer(ThreadingHTTPServer):
         """A client that leaves in the middle is no error; what else goes wrong is printed."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002
+        """Turn a client away where there are too many; it is counted from here until its connection is closed."""
+        with self._guard:
+            if len(self._clients) >= MOST_CLIENTS:
+                return False
+            self._clients.add(request)
+        return True
+
+    @property
+    def num_clients(self) -> int:
+        return len(self._clients)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._clients.discard(request)
+            self._reading.pop(request, None)
+        super().shutdown_request(request)
+
+    def note_reading(self, connection: socket.socket) -> None:
+        with self._guard:
+            self._reading[connection] = time.monotonic()
+
+    def note_read(self, connection: socket.socket) -> None:
+        with self._guard:
+            self._reading.pop(connection, None)
+
+    def service_actions(self) -> None:
+        """Close the connections whose request takes too long: one that drips never runs into a timeout."""
+        limit = time.monotonic() - self.head_seconds
+        with self._guard:
+            late = [connection for connection, since in self._reading.items() if since < limit]
+        for connection in late:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def address(self) -> str:
@@ -305,10 +281,12 @@ def answer_api(library: Library, names: Sequence[str], asked: dict[str, str]) ->
     """The runs, one run, its trials, or the files of a trial."""
     first = read_number(asked.get("from", "0"))
     if list(names) == ["runs"]:
-        found = library.index.search(asked.get("q", ""))
+        lines = library.index.list_lines()
+        found = select_lines(lines, asked)
         shown = found[first : first + PAGE_SIZE]
         trials = sum(line.num_trials for line in found)
-        return {"num_runs": len(found), "num_trials": trials, "runs": [vars(line) for line in shown]}
+        listed = [vars(line) for line in shown]
+        return {"num_runs": len(found), "num_trials": trials, "runs": listed, "choices": list_choices(lines)}
     if len(names) == 2 and names[0] == "run":
         path = library.find(names[1])
         return to_builtins(watch_run(path, *library.shelf.conclude(path)))

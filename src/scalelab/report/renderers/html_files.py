@@ -74,7 +74,7 @@ def pack_plans(paths: Sequence[Path], *, num_trial_files: int) -> Archive:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in paths:
             for name in RUN_FILES:
-                text = (path / name).read_bytes() if (path / name).is_file() else b""
+                text = (path / name).read_bytes() if is_plain(path / name) else b""
                 archive.writestr(zipfile.ZipInfo(f"{path.resolve().name}/{name}", LONG_AGO), text, zipfile.ZIP_DEFLATED)
     name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
     left_out = (f"{num_trial_files} files of trials",)
@@ -83,9 +83,15 @@ def pack_plans(paths: Sequence[Path], *, num_trial_files: int) -> Archive:
 
 def list_raw_files(run: Path) -> Iterator[Path]:
     """What everything else of a run is derived from."""
-    yield from (run / name for name in RUN_FILES if (run / name).is_file())
+    yield from (run / name for name in RUN_FILES if is_plain(run / name))
     for trial in sorted((run / "trials").glob("*")):
-        yield from (trial / name for name in TRIAL_FILES if (trial / name).is_file())
+        if not trial.is_symlink():
+            yield from (trial / name for name in TRIAL_FILES if is_plain(trial / name))
+
+
+def is_plain(file: Path) -> bool:
+    """Whether it is a file and not a link, which in a run that somebody sent may lead to anything of the reader's."""
+    return file.is_file() and not file.is_symlink()
 
 
 PACKAGE = "vl-convert-python"
