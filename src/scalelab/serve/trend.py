@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -108,7 +108,8 @@ def read_steps(path: Path) -> dict[str, Estimate]:
 
 
 def _name_row(keys: Sequence[str], row: Sequence[_Cell]) -> str:
-    return str(row[0].value) if isinstance(row[0].value, str) else f"{row[0].value} {keys[0].replace('_', ' ')}"
+    first = row[0].value
+    return f"{first:g} {keys[0].replace('_', ' ')}" if isinstance(first, float) else str(first)
 
 
 def _read_cell(cell: _Cell) -> Estimate | None:
@@ -122,10 +123,21 @@ def collect_points(runs_dir: Path, lines: Sequence[RunLine]) -> list[Point]:
     points = []
     for line in lines:
         over = f" on {line.host or 'unknown host'}" if len(hosts) > 1 else ""
-        measured_at = datetime.fromisoformat(line.created_at)
+        measured_at = read_time(line.created_at)
+        if measured_at is None:
+            continue
         for name, step in read_steps(runs_dir / line.name).items():
             points.append(Point(run=line.name, measured_at=measured_at, series=f"{name}{over}", step=step))
     return points
+
+
+def read_time(text: str) -> datetime | None:
+    """When a run began; None where its record was changed."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def describe_trend(runs_dir: Path, name: str, lines: Sequence[RunLine]) -> Document:
