@@ -14,9 +14,7 @@ from scalelab.serve.trend import STEP, TREND, collect_points, describe_trend, fi
 
 
 def play(place: Path, seconds: float, *, batch: int = 64, rounds: int = 2) -> str:
-    study = StrongScaling(
-        job=Job(workload="mlp"), global_batch_size=batch, ranks=(1, 2), sampling=Sampling(rounds=rounds)
-    )
+    study = StrongScaling(job=Job(workload="mlp"), global_batch=batch, ranks=(1, 2), sampling=Sampling(rounds=rounds))
     launcher = FakeLauncher(lambda trial: seconds / trial.num_ranks, noise=0.001)
     return run_study(study, runs_dir=place, launcher=launcher)[0].name
 
