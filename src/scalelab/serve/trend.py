@@ -49,13 +49,13 @@ class _Column(msgspec.Struct):
     key: str
 
 
-class _Table(msgspec.Struct):
+class _StoredTable(msgspec.Struct):
     columns: list[_Column]
     rows: list[list[_Cell]]
 
 
 class _Section(msgspec.Struct):
-    tables: list[_Table] = []
+    tables: list[_StoredTable] = []
 
 
 class _Answer(msgspec.Struct):
@@ -65,7 +65,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrendPoint:
     """One row of one run."""
 
     run: str
@@ -117,7 +117,7 @@ def _read_cell(cell: _Cell) -> Estimate | None:
     return Estimate(value=float(cell.value or 0), low=cell.low, high=cell.high) if known else None
 
 
-def collect_points(runs_dir: Path, lines: Sequence[RunLine]) -> list[Point]:
+def collect_points(runs_dir: Path, lines: Sequence[RunLine]) -> list[TrendPoint]:
     """Every row of every run, in the order of the runs."""
     hosts = {line.host for line in lines}
     points = []
@@ -127,7 +127,7 @@ def collect_points(runs_dir: Path, lines: Sequence[RunLine]) -> list[Point]:
         if measured_at is None:
             continue
         for name, step in read_steps(runs_dir / line.name).items():
-            points.append(Point(run=line.name, measured_at=measured_at, series=f"{name}{over}", step=step))
+            points.append(TrendPoint(run=line.name, measured_at=measured_at, series=f"{name}{over}", step=step))
     return points
 
 
@@ -145,7 +145,7 @@ def describe_trend(runs_dir: Path, name: str, lines: Sequence[RunLine]) -> Docum
     points = collect_points(runs_dir, find_alike(runs_dir / name, lines))
     if not points:
         raise UsageError(f"no run like {name} has step times in its answer: scalelab show {name} computes one")
-    by_series: dict[str, list[Point]] = {}
+    by_series: dict[str, list[TrendPoint]] = {}
     for point in points:
         by_series.setdefault(point.series, []).append(point)
     first = points[0].measured_at
@@ -183,7 +183,7 @@ def describe_trend(runs_dir: Path, name: str, lines: Sequence[RunLine]) -> Docum
     )
 
 
-def judge_series(by_series: Mapping[str, Sequence[Point]]) -> Iterable[Finding]:
+def judge_series(by_series: Mapping[str, Sequence[TrendPoint]]) -> Iterable[Finding]:
     """Whether each line rises or falls; those that do come first."""
     for series, points in by_series.items():
         days = f"from {points[0].measured_at:%Y-%m-%d} to {points[-1].measured_at:%Y-%m-%d}"
