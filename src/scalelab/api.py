@@ -111,14 +111,16 @@ def open(run: str | Path = "last", *, runs_dir: str | Path = RUNS_DIR, refresh: 
 
 def trace(*paths: Source, overview: bool = False, runs_dir: str | Path = RUNS_DIR, **flags: Any) -> Result:
     """What profiler traces show: files, directories of them, or a run that profiled. `flags`: those of `trace`."""
-    from scalelab.cli.trace import Trace, describe_recordings, find_recording
+    from scalelab.cli.trace import TRACE_ENDINGS, Trace, describe_recordings, find_recording
+    from scalelab.data.remote import fetch_remote
 
     if not paths:
         raise UsageError("give trace files, a directory of them, or a run: trace('traces/')")
     found = [find_recording(Path(one.name), one.path.parent) if isinstance(one, Run) else Path(one) for one in paths]
     wanted = fill(Trace(paths=tuple(found), overview=overview, runs_dir=Path(runs_dir)), flags)
     wanted.check()
-    return Result(describe_recordings(wanted)[0])
+    with fetch_remote(wanted.paths, TRACE_ENDINGS) as fetched:
+        return Result(describe_recordings(replace(wanted, paths=fetched))[0])
 
 
 def predict(

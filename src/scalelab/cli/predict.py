@@ -26,6 +26,7 @@ from scalelab.answers.prediction.predicted_job import (
 from scalelab.checks import check_at_least, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
+from scalelab.data.remote import fetch_remote
 from scalelab.errors import DamagedRun, ScalelabError, UsageError
 from scalelab.predict.network_model import read_link
 from scalelab.predict.scaled_job import scale_out
@@ -126,7 +127,7 @@ class Predict:
     ranks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
     """Rank counts to predict. Default: up to 64, or 2, 4 and 8 times the largest of a table."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv")] = None
-    """CSV, TSV or Markdown table of ranks and throughput or time, instead of a run."""
+    """CSV, TSV or Markdown table of ranks and throughput or time, instead of a run; s3://… and https://… too."""
     collectives: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run of `scalelab collectives` on 2 ranks: its link replaces the one measured in the run."""
     change: ChangeFlags = field(default_factory=ChangeFlags)
@@ -199,7 +200,8 @@ def predict_table(wanted: Predict) -> Document:
     assert wanted.table is not None
     flags = wanted.columns
     columns = Columns(ranks=flags.ranks_column, value=flags.value_column, by=flags.by, is_time=flags.time)
-    found = read_table(wanted.table, columns)
+    with fetch_remote([wanted.table]) as (table,):
+        found = read_table(table, columns)
     if all(len(one.series.ranks) < 2 for one in found):
         raise UsageError(
             f"{wanted.table} has no job with two sizes or more: use --by to name the columns that identify a job"

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
@@ -19,6 +19,7 @@ import tyro
 from scalelab.checks import check_at_least, clean_text, find_unguarded
 from scalelab.cli.flags import Integers, Patterns, Recordings, RunsDir, parse_flags
 from scalelab.cli.output import Output, check_writable, write_outputs
+from scalelab.data.remote import fetch_remote
 from scalelab.errors import UsageError
 from scalelab.records.files import RUNS_DIR
 from scalelab.report.document import Document
@@ -31,6 +32,8 @@ FEW_FILES = 8
 """Files that are read by one process unless --jobs says otherwise."""
 MOST_IN_FULL = 64
 """Ranks whose kernels, operators and streams are listed."""
+TRACE_ENDINGS = (".json", ".json.gz", ".sqlite")
+"""Of what is fetched from a directory elsewhere."""
 NS_PER_TICK = {"us": 1000, "ns": 1}
 TRACES, OUTPUT = "Traces", "Output"
 """Titles in the help. Without them, tyro parses the source of both classes at every start."""
@@ -75,7 +78,7 @@ class Trace:
     paths: Annotated[Recordings, tyro.conf.arg(name="paths", metavar="DIR|FILE|RUN…"), tyro.conf.Positional]
     """Trace files of torch.profiler (.json, .json.gz) or exports of nsys (.sqlite), one per rank, or a directory of
     them; dumps of torch's flight recorder; or a run such as last, of which the traced trial with the most ranks is
-    read."""
+    read. Addresses such as s3://… and https://… are fetched."""
     reading: Annotated[TraceFlags, tyro.conf.arg(help=TRACES)] = field(default_factory=TraceFlags)
     overview: bool = False
     """The job as a whole: stragglers by rank, host, rail, stage and link, and the step without them. On for more than
@@ -123,10 +126,11 @@ def main(args: Sequence[str]) -> int:
     wanted.check()
     if not wanted.hta:
         freeze_modules()
-    document, view = describe_recordings(wanted, has_charts=bool(wanted.output.wanted))
-    write_outputs(document, wanted.output)
-    if wanted.merged is not None and view is not None:
-        merge_files(view, wanted.merged, wanted.reading)
+    with fetch_remote(wanted.paths, TRACE_ENDINGS) as paths:
+        document, view = describe_recordings(replace(wanted, paths=paths), has_charts=bool(wanted.output.wanted))
+        write_outputs(document, wanted.output)
+        if wanted.merged is not None and view is not None:
+            merge_files(view, wanted.merged, wanted.reading)
     return 0
 
 
