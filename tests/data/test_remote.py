@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli.app import main
 from scalelab.data.remote import fetch_remote, is_remote
 from scalelab.errors import UsageError
+from tests.cli.test_reading import call
 
 fsspec = pytest.importorskip("fsspec", reason="addresses need fsspec")
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
@@ -72,8 +72,7 @@ def test_a_table_in_memory_predicts_what_the_file_does(
         file.write(TABLE)
     answers = []
     for table in (str(tmp_path / "table.csv"), "memory://tables/table.csv"):
-        assert main(["predict", "--table", table, "--json", "-"]) == 0
-        answers.append(capsys.readouterr().out)
+        answers.append(call(capsys, "predict", "--table", table, "--json", "-"))
     assert answers[0] == answers[1]
 
 
@@ -86,8 +85,7 @@ def test_a_trace_of_a_web_server_says_what_the_file_says(
     (place / source.name).write_bytes(source.read_bytes())
     answers = []
     for path in (str(place / source.name), f"{address}/{source.name}"):
-        assert main(["trace", path, "--csv", "-"]) == 0
-        answers.append(capsys.readouterr().out)
+        answers.append(call(capsys, "trace", path, "--csv", "-"))
     assert answers[0] == answers[1]
 
 
