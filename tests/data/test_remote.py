@@ -70,9 +70,8 @@ def test_a_table_in_memory_predicts_what_the_file_does(
     (tmp_path / "table.csv").write_text(TABLE)
     with fsspec.open("memory://tables/table.csv", "w") as file:
         file.write(TABLE)
-    answers = []
-    for table in (str(tmp_path / "table.csv"), "memory://tables/table.csv"):
-        answers.append(call(capsys, "predict", "--table", table, "--json", "-"))
+    tables = (str(tmp_path / "table.csv"), "memory://tables/table.csv")
+    answers = [call(capsys, "predict", "--table", table, "--json", "-") for table in tables]
     assert answers[0] == answers[1]
 
 
@@ -83,9 +82,8 @@ def test_a_trace_of_a_web_server_says_what_the_file_says(
     address, place = served
     source = GOLDEN / "undisturbed" / "rank0.json.gz"
     (place / source.name).write_bytes(source.read_bytes())
-    answers = []
-    for path in (str(place / source.name), f"{address}/{source.name}"):
-        answers.append(call(capsys, "trace", path, "--csv", "-"))
+    paths = (str(place / source.name), f"{address}/{source.name}")
+    answers = [call(capsys, "trace", path, "--csv", "-") for path in paths]
     assert answers[0] == answers[1]
 
 
