@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.recipes.quantization.questions import answer_activations, answer_bias, answer_forward
 from scalelab.recipes.quantization.rows import (
     BIASED,
     PLAIN,
@@ -21,7 +22,7 @@ from scalelab.recipes.quantization.rows import (
     make_rows,
 )
 from scalelab.recipes.recipe import Answer, Outcome
-from scalelab.records.quantized import Quantized
+from scalelab.records.quantized import Histogram, Quantized, Stage
 from scalelab.records.trial import Status, TrialResult
 from scalelab.studies.shared.study import Study
 from tests.recipes.played import PlayedLauncher, play_histogram
@@ -72,7 +73,7 @@ def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None
 
 def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     words = answer_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).sentences
-    assert words[0].startswith("With K = 127, the int8 network gets 2 images fewer right (−2.67 to +0.68 points: not")
+    assert words[0].startswith("With K = 127, the int8 network is right on 2 images fewer than float (−2.67 to")
     assert words[0].endswith("classifies 99.00 % of images as float does.")
     assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
     assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")
@@ -95,6 +96,74 @@ def test_an_unscaled_bias_is_held_against_none(tmp_path: Path) -> None:
     beside = {str(row[0].value): row[2].value for row in finding.tables[0].rows}
     assert beside["weights-raw-bias"] == "51.4 %"
     assert beside["int8-255"] == "54.49 %"
+
+
+def make_quantized(**wrong: int) -> Quantized:
+    """Float is right on all 200 images, a stage wrong on the first so many; names have _ for -."""
+    stages = [
+        Stage(name=name.replace("_", "-"), title=name, predictions=(1,) * count + (0,) * (200 - count))
+        for name, count in {"float": 0, **wrong}.items()
+    ]
+    return Quantized(labels=(0,) * 200, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("raw", "scaled", "without", "words"),
+    [
+        (0, 0, 0, "This data cannot show it: all 200 images get the same class with the bias and without it."),
+        (40, 0, 40, "Yes: scaling the bias changes the accuracy by +20.00 points"),
+        (0, 40, 0, "No, the unscaled bias does better: scaling the bias changes the accuracy by −20.00 points"),
+        (1, 0, 1, "This run does not show it, the change could be chance: scaling the bias"),
+    ],
+)
+def test_a_bias_is_judged_only_where_it_decides_images(raw: int, scaled: int, without: int, words: str) -> None:
+    quantized = make_quantized(weights_raw_bias=raw, weights=scaled, weights_no_bias=without, int8_255=0)
+    answer = answer_bias(answer_stages(quantized), quantized.labels)["bias"]
+    assert answer.startswith(words)
+    assert "54.1 % without a bias (Q2) and 51.4 % with an unscaled one (Q5)" in answer
+
+
+@pytest.mark.parametrize(
+    ("rounded", "start", "reason"),
+    [
+        (1, "This run does not resolve a drop: −0.50 points", "If there is one, rounding"),
+        (60, "A drop, not small: −30.00 points", "Rounding activations is not all of it"),
+    ],
+)
+def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, reason: str) -> None:
+    quantized = make_quantized(weights=0, int8_255=rounded, int8=0)
+    answer = answer_forward(quantized, answer_stages(quantized))["drop"]
+    assert answer.startswith(start)
+    assert reason in answer
+    assert answer.endswith(f"another class than in float get {rounded} with K = 255 and 0 with K = 127.")
+
+
+def make_shape(layer: str, counts: tuple[int, ...], mean: float = 0.0, least: float = -4.0) -> Histogram:
+    """A histogram with a standard deviation of 1 on paper."""
+    return replace(play_histogram(layer, "before"), counts=counts, mean=mean, least=least)
+
+
+def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
+    bell = make_shape("bell", (60, 6060, 60_600, 241_700, 383_000, 241_700, 60_600, 6060, 60))
+    box, shifted = make_shape("box", (10_000,) * 9), replace(bell, layer="shifted", mean=0.5)
+    after = {one.layer: replace(play_histogram(one.layer, "after"), layer=one.layer) for one in (bell, box, shifted)}
+    assert answer_activations([bell], after)["before"].startswith("Yes: roughly bell-shaped")
+    assert answer_activations([box], after)["before"].startswith("No: roughly bell-shaped")
+    both = answer_activations([bell, box, shifted], after)["before"]
+    assert both.startswith("Only in bell: roughly bell-shaped (excess kurtosis within ± 0.5) in 2 of 3 layers")
+    assert "at most 0.50 σ from it (shifted)" in both
+
+
+def test_a_layer_without_relu_is_not_called_one(tmp_path: Path) -> None:
+    study, result = play(0, tmp_path)
+    quantized = read_quantized(result)
+    linear = tuple(
+        replace(one, least=-3.0) if (one.layer, one.kind) == ("conv2", "after") else one for one in quantized.histograms
+    )
+    found = answer_q3({PLAIN: make_outcome(study, replace(result, quantized=replace(quantized, histograms=linear)))})
+    assert [row[2].value for row in found.tables[0].rows] == [0.0, None]
+    assert any("no ReLU follows conv2" in note for note in found.tables[0].notes)
+    assert "no ReLU follows conv2" in found.questions[1].answer
 
 
 def test_what_255_clamps_is_read_from_the_bins(tmp_path: Path) -> None:

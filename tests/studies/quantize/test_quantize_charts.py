@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scalelab.records.quantized import Histogram, LayerReport, Quantized, Stage, Timing
 from scalelab.report.document import Chart, Section
 from scalelab.studies.quantize.answer import compare_stages, find_latencies
@@ -19,7 +21,7 @@ def make_histogram(layer: str, kind: str, **fields: float) -> Histogram:
         low=-4.0,
         high=4.0,
         counts=(1, 20, 300, 20, 1),
-        least=-4.0,
+        least=0.0 if kind == "after" else -4.0,
         largest=4.0,
         mean=0.0,
         deviation=1.0,
@@ -91,6 +93,12 @@ def test_chosen_range_and_three_deviations_are_drawn_into_a_histogram() -> None:
 def test_results_before_and_after_are_two_series() -> None:
     chart = list_charts(make_record())["conv0: results"]
     assert {value["series"] for value in list_values(chart, "bar")} == {"before ReLU", "after ReLU"}
+
+
+def test_results_without_relu_are_one_series() -> None:
+    linear = tuple(replace(one, least=-4.0) for one in make_record().histograms)
+    chart = list_charts(make_record(histograms=linear))["conv0: results"]
+    assert {value["series"] for value in list_values(chart, "bar")} == {"results"}
 
 
 def test_of_many_layers_the_worst_are_drawn_in_their_order() -> None:

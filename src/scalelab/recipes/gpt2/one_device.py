@@ -1,4 +1,4 @@
-"""G1 to G4: memory, throughput, extrapolation to a larger model, and the batch size, on one device."""
+"""The jobs of all rows; G1 to G4: memory, throughput, extrapolation to a larger model, and the batch size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
@@ -30,7 +31,8 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, count_state_bytes, make_sampling, make_sized_job
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
-from scalelab.records.settings import Optimization
+from scalelab.records.settings import Optimization, StepShape
+from scalelab.records.strategies import PLAIN
 from scalelab.records.trial import Option
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.memory.answer import MemoryRow, collect_rows
@@ -47,6 +49,10 @@ SMALL_LIMIT = "300MB"
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
 """Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
 VIEWER = "https://pytorch.org/memory_viz"
+SHARD: dict[str, Option] = {"data": "tokens", "data_path": str(Path(__file__).parent / "scripts" / "shakespeare.bin")}
+"""The text that comes with scalelab, a byte a token; `--tokens` replaces it."""
+STRATEGIES: tuple[str, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
+BASELINE = PLAIN
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 
 
@@ -55,6 +61,18 @@ def make_job(size: Size, model: str = "small", data: Mapping[str, Option] | None
     options = {"size": choose(size, small="tiny", full=model), **(data or {})}
     return make_sized_job(
         size, workload="gpt2", options=options, **({"optimization": Optimization(optimizer="adamw")} | fields)
+    )
+
+
+def make_large_job(size: Size, data: Mapping[str, Option] = SHARD) -> Job:
+    """The large model in micro-batches of 8, with selective activation checkpointing and the published schedule."""
+    return make_job(
+        size,
+        model="large",
+        data=data,
+        optimization=published.SCHEDULE,
+        seed=published.TRAIN_SEED,
+        shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
     )
 
 

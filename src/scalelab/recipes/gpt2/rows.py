@@ -1,7 +1,6 @@
 """The gpt2 recipe: profiling on one GPU, then DDP and FSDP.
 
-G5: the same training run on one GPU, with DDP and with FSDP. G6: where a step goes under the baseline, DDP and FSDP,
-from the traces of profiled steps. G1 to G4 are in `one_device`.
+G5: the same training run on one GPU, with DDP and with FSDP. G1 to G4 are in `one_device`, G6 in `traces`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from scalelab.analysis.estimate import Estimate
 from scalelab.answers.train import TrainStudy, count_shards
 from scalelab.recipes.evidence import (
     Compared,
     MemoryForecast,
     describe_forecast,
-    find_arm,
     find_completed,
     keep_tables,
     list_losses,
@@ -24,60 +21,35 @@ from scalelab.recipes.evidence import (
     say,
     sum_training,
 )
-from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.gpt2 import published
-from scalelab.recipes.gpt2.one_device import make_g1, make_g4, make_job, make_throughput_rows
-from scalelab.recipes.gpt2.published import SCHEDULE, make_checks
+from scalelab.recipes.gpt2.one_device import (
+    BASELINE,
+    STRATEGIES,
+    make_g1,
+    make_g4,
+    make_large_job,
+    make_throughput_rows,
+)
+from scalelab.recipes.gpt2.published import make_checks
+from scalelab.recipes.gpt2.traces import make_g6
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
-from scalelab.records.observations import Message, RankReport
-from scalelab.records.settings import StepShape, TrainingRun
-from scalelab.records.strategies import PLAIN
-from scalelab.records.trial import Option
+from scalelab.records.settings import TrainingRun
 from scalelab.report.document import Table
 from scalelab.report.tables import (
-    INTERVAL_NOTE,
-    bytes_column,
     count_column,
     make_column,
     make_table,
-    seconds_column,
-    share_column,
-    text_column,
 )
-from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.communication import estimate_traced, list_traced
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import FEW_STEPS
 from scalelab.studies.shared.study import Study
-from scalelab.studies.strategies.study import Strategies
-from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
-from scalelab.units import format_learning_rate, format_loss, format_share
+from scalelab.units import format_learning_rate, format_loss
 from scalelab.workloads.gpt2_options import Gpt2Options
 
-SHARD: dict[str, Option] = {"data": "tokens", "data_path": str(Path(__file__).parent / "scripts" / "shakespeare.bin")}
-"""The text that comes with scalelab, a byte a token; `--tokens` replaces it."""
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
-STRATEGIES: tuple[str, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
-BASELINE = PLAIN
-MOST_NAMES = 2
-"""Operators that are named of each strategy, added or removed."""
 
 
 def make_rows(size: Size) -> Sequence[Row]:
     return (make_g1(size), *make_throughput_rows(size), make_g4(size), make_g5(size), make_g6(size))
-
-
-def make_large_job(size: Size, data: Mapping[str, Option] = SHARD) -> Job:
-    """The large model in micro-batches of 8, with selective activation checkpointing and the published schedule."""
-    return make_job(
-        size,
-        model="large",
-        data=data,
-        optimization=SCHEDULE,
-        seed=published.TRAIN_SEED,
-        shape=StepShape(micro_batch=published.TRAIN_MICRO_BATCH, checkpointing="selective"),
-    )
 
 
 def make_training(size: Size, strategy: str) -> TrainStudy:
@@ -240,152 +212,6 @@ def describe_rates(outcomes: Outcomes) -> Iterator[str]:
         for step, rate in published.LEARNING_RATES.items()
     ]
     yield f"The learning rate is {', '.join(found)}."
-
-
-def make_g6(size: Size) -> Row:
-    study = Strategies(
-        strategies=STRATEGIES,
-        ranks=published.TRAIN_RANKS,
-        global_batch=published.TRAIN_BATCH,
-        job=make_large_job(size),
-        sampling=make_sampling(size, rounds=3, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
-    )
-    return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=answer_g6, num_tables=0)
-
-
-def answer_g6(outcomes: Outcomes) -> Answer:
-    found = {name: find_arm(outcomes.get("traces"), strategy=name) for name in STRATEGIES}
-    arms: dict[str, Arm] = {name: arm for name, arm in found.items() if arm is not None and list_traced(arm)}
-    comparisons = compare_with_baseline(arms)
-    exposed = estimate_traced(arms["ddp"], 0, "traced_exposed_seconds") if "ddp" in arms else None
-    return Answer(
-        main=Main("seconds", "exposed communication, ddp", exposed) if exposed else None,
-        tables=keep_tables(make_parts_table(arms), make_kinds_table(arms), make_operators_table(comparisons)),
-        sentences=(*describe_parts(arms), *describe_operators(comparisons), *name_places(arms)),
-    )
-
-
-def name_places(arms: Mapping[str, Arm]) -> list[str]:
-    """Where the traces of every strategy are."""
-    if not arms:
-        return []
-    return [f"The traces of {', '.join(arms)} are in the directory of this run, a file per rank."]
-
-
-def read_report(arm: Arm) -> RankReport:
-    """Rank 0 of the first launch with traces."""
-    return list_traced(arm)[0].ranks[0]
-
-
-def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
-    """Rank 0's profiled step in parts, and how much of communication is overlapped."""
-    if not arms:
-        return None
-
-    def read(key: str, name: str) -> Estimate | None:
-        return estimate_traced(arms[name], 0, key)
-
-    parts = {"step": "profiled step", "compute": "compute", "exposed": "exposed comm", "overlapped": "overlapped"}
-    columns = [
-        seconds_column(key, header, partial(read, key))
-        for key, header in ((f"traced_{name}_seconds", header) for name, header in parts.items())
-    ]
-    return make_table(
-        arms,
-        text_column("strategy", "strategy", lambda name: name),
-        *columns,
-        share_column("overlap_share", "of all comm", lambda name: find_overlap(arms[name])),
-        seconds_column("traced_idle_seconds", "idle, copies", partial(read, "traced_idle_seconds")),
-        title="Where a profiled step goes",
-        notes=(
-            INTERVAL_NOTE,
-            "rank 0; a profiled step is compute + exposed comm + idle, copies; their medians add up only nearly",
-        ),
-    )
-
-
-def find_overlap(arm: Arm) -> Estimate | None:
-    """The share of rank 0's communication that overlaps with computation; None without communication."""
-    exposed = estimate_traced(arm, 0, "traced_exposed_seconds")
-    overlapped = estimate_traced(arm, 0, "traced_overlapped_seconds")
-    if exposed is None or overlapped is None or exposed.value + overlapped.value <= 0:
-        return None
-    return Estimate(value=overlapped.value / (exposed.value + overlapped.value))
-
-
-def make_kinds_table(arms: Mapping[str, Arm]) -> Table | None:
-    """The collectives of rank 0's last profiled step, by type."""
-    rows: list[tuple[str, Message]] = [
-        (name, message)
-        for name, arm in arms.items()
-        for message in sorted(read_report(arm).traced_steps[-1].messages, key=lambda message: message.kind)
-    ]
-    table = make_table(
-        rows,
-        text_column("strategy", "strategy", lambda row: row[0]),
-        text_column("kind", "collective", lambda row: row[1].kind.replace("_", "-")),
-        count_column("count", "per step", lambda row: row[1].count),
-        bytes_column("payload_bytes", "bytes per step", lambda row: row[1].payload_bytes),
-        title="Collectives by type",
-    )
-    return table if rows else None
-
-
-def compare_with_baseline(arms: Mapping[str, Arm]) -> dict[str, Comparison]:
-    """The operators of every strategy against those of the baseline, per step, on rank 0."""
-    sides = {name: _take_operators(read_report(arm)) for name, arm in arms.items()}
-    known = {name: side for name, side in sides.items() if side.amounts}
-    if BASELINE not in known:
-        return {}
-    return {name: compare_operators(known[BASELINE], side) for name, side in known.items() if name != BASELINE}
-
-
-def _take_operators(report: RankReport) -> Side:
-    amounts = [Amount(name=one.name, count=one.count, total_ns=one.self_ns) for one in report.traced_operators]
-    return Side(amounts=amounts, num_ranks=1, num_steps=len(report.traced_steps) or None)
-
-
-def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
-    """What a strategy runs that the baseline does not, and the reverse: the longest of each."""
-    rows = [
-        (name, change, one)
-        for name, comparison in comparisons.items()
-        for change in (OperatorChange.ADDED, OperatorChange.REMOVED)
-        for one in comparison.list_changed(change)[:MOST_NAMES]
-    ]
-    table = make_table(
-        rows,
-        text_column("strategy", "strategy", lambda row: row[0]),
-        text_column("change", "change", lambda row: str(row[1])),
-        text_column("operator", "operator", lambda row: row[2].name),
-        make_column("number", "count", "calls per step", lambda row: max(row[2].count_a, row[2].count_b)),
-        seconds_column("seconds", "per step", lambda row: max(row[2].seconds_a, row[2].seconds_b)),
-        title="Operators added and removed",
-        notes=(f"rank 0 in one launch, against the baseline: the {MOST_NAMES} with the most self time of each",),
-    )
-    return table if rows else None
-
-
-def describe_parts(arms: Mapping[str, Arm]) -> list[str]:
-    """Exposed communication and overlap, strategy by strategy."""
-    said = []
-    for name, arm in arms.items():
-        exposed, step = (estimate_traced(arm, 0, f"traced_{part}_seconds") for part in ("exposed", "step"))
-        if name == BASELINE or exposed is None or step is None or step.value <= 0:
-            continue
-        overlap = find_overlap(arm)
-        hidden = f", {format_share(overlap.value)} of its communication overlapped" if overlap is not None else ""
-        said.append(f"{name} {say('seconds', exposed)} ({format_share(exposed.value / step.value)}){hidden}")
-    return [f"Exposed communication of a profiled step (share of the step): {'; '.join(said)}."] if said else []
-
-
-def describe_operators(comparisons: Mapping[str, Comparison]) -> list[str]:
-    said = [
-        f"{name} adds {len(comparison.list_changed(OperatorChange.ADDED))} and removes"
-        f" {len(comparison.list_changed(OperatorChange.REMOVED))}"
-        for name, comparison in comparisons.items()
-    ]
-    return [f"Operators by name, against the baseline: {'; '.join(said)}."] if said else []
 
 
 GPT2 = Recipe(

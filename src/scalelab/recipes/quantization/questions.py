@@ -1,7 +1,8 @@
 """What the quantization lab concludes, confirmed or not with this run's numbers and a reason.
 
 A normal distribution has no excess kurtosis, a uniform one −1.2, and the estimate from n numbers has a standard error
-of √(24/n) (Joanes and Gill 1998): weights are drawn from a uniform distribution before training.
+of √(24/n) (Joanes and Gill 1998): weights are drawn from a uniform distribution before training. A mean within a fifth
+of a standard deviation of zero is near it: the smallest effect that has a name (Cohen 1988).
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import math
 from collections.abc import Mapping, Sequence
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import UNTOLD, compare_estimates, say
+from scalelab.analysis.paired import count_pairs, estimate_paired_difference
+from scalelab.recipes.evidence import UNTOLD, say
+from scalelab.recipes.quantization.published import ACTIVATIONS_PERCENT, BIAS_RAW_PERCENT, WEIGHTS_PERCENT
 from scalelab.records.quantized import Histogram, Quantized
 from scalelab.studies.quantize.answer import StageAnswer
 from scalelab.studies.quantize.findings import format_change
 from scalelab.units import format_count, format_share
 
 LEVEL = 0.5
-"""Excess kurtosis below which a distribution counts as bell-shaped."""
-CENTRED = 0.1
+"""Excess kurtosis within which a distribution counts as roughly bell-shaped."""
+CENTRED = 0.2
 """Standard deviations that the mean of a centred distribution may be from zero."""
 NORMAL_BEYOND = 0.0027
 """Of a normal distribution, beyond three standard deviations."""
@@ -55,16 +58,43 @@ def find_kurtosis(histogram: Histogram) -> tuple[float, float]:
     return (fourth / second**2 - 3 if second else 0.0), 2 * math.sqrt(24 / count)
 
 
+def is_bell(histogram: Histogram) -> bool:
+    kurtosis, width = find_kurtosis(histogram)
+    return abs(kurtosis) + width <= LEVEL
+
+
+def find_centre(histogram: Histogram) -> float:
+    """The mean in standard deviations."""
+    return histogram.mean / histogram.deviation if histogram.deviation else 0.0
+
+
 def describe_shape(histogram: Histogram) -> str:
     """`flatter than a bell (−1.15 ± 0.04)`."""
     kurtosis, width = find_kurtosis(histogram)
-    words = "bell-shaped" if abs(kurtosis) + width <= LEVEL else "of a shape that too few numbers leave open"
+    words = "roughly bell-shaped" if is_bell(histogram) else "too few numbers to judge its shape"
     if kurtosis - width > LEVEL:
-        words = "with heavier tails than a bell"
+        words = "heavier tails than a bell"
     elif kurtosis + width < -LEVEL:
         words = "flatter than a bell"
     sign = "−" if kurtosis < 0 else ""
     return f"{words} ({sign}{abs(kurtosis):.2f} ± {width:.2f})"
+
+
+def judge_shapes(histograms: Sequence[Histogram]) -> str:
+    """Whether distributions are centred bells, the limits of both, and which of them could be normal."""
+    bells = [one.layer for one in histograms if is_bell(one)]
+    centred = [one.layer for one in histograms if abs(find_centre(one)) <= CENTRED]
+    both = [layer for layer in bells if layer in centred]
+    normal = [one.layer for one in histograms if abs(find_kurtosis(one)[0]) <= find_kurtosis(one)[1]]
+    num = len(histograms)
+    farthest = max(histograms, key=lambda one: abs(find_centre(one)))
+    verdict = "Yes" if len(both) == num else f"Only in {', '.join(both)}" if both else "No"
+    return (
+        f"{verdict}: roughly bell-shaped (excess kurtosis within ± {LEVEL:g}) in {len(bells)} of {num} layers, centred"
+        f" (mean within {CENTRED:g} σ of zero) in {len(centred)}, at most {abs(find_centre(farthest)):.2f} σ from it"
+        f" ({farthest.layer}). A normal distribution has 0:"
+        f" {', '.join(normal) or 'no layer'} could be one, by twice the standard error"
+    )
 
 
 def format_signed(number: float) -> str:
@@ -74,10 +104,6 @@ def format_signed(number: float) -> str:
 def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     if not histograms:
         return {}
-    centres = {one.layer: one.mean / one.deviation if one.deviation else 0.0 for one in histograms}
-    is_centred = all(abs(centre) < CENTRED for centre in centres.values())
-    farthest = max(centres, key=lambda layer: abs(centres[layer]))
-    bells = [one.layer for one in histograms if describe_shape(one).startswith("bell")]
     shapes = "; ".join(f"{one.layer} {describe_shape(one)}" for one in histograms)
     outside = {one.layer: find_outside(one) for one in histograms}
     listed = ", ".join(f"{format_share(share)} in {layer}" for layer, share in outside.items())
@@ -86,9 +112,8 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     lopsided = min(sides, key=sides.__getitem__)
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
     return {
-        "shape": f"Bell-shaped in {len(bells)} of {len(histograms)} layers, {'' if is_centred else 'not all '}centred"
-        f" around zero: the mean is at most {abs(centres[farthest]):.2f} σ from it ({farthest}). By excess kurtosis (0"
-        f" for a normal, −1.2 for a uniform distribution, which is what initialization draws from): {shapes}.",
+        "shape": f"{judge_shapes(histograms)}; a uniform one, which initialization draws from, has −1.2. By layer:"
+        f" {shapes}.",
         "outliers": f"{'Yes' if few else 'Not everywhere'}: beyond 3σ lie {listed} (a normal distribution:"
         f" {format_share(NORMAL_BEYOND)}). The largest weight is {max(spans.values()):.1f} × 3σ.",
         "symmetric": f"{'Yes' if sides[lopsided] > 0.5 else 'Not for every layer'}: the shorter side reaches"
@@ -110,16 +135,15 @@ def answer_integers(found: Mapping[str, StageAnswer]) -> dict[str, str]:
 
 
 def say_change(answer: StageAnswer) -> str:
-    """`loses 1.60 points of accuracy (−3.1 to −0.2)`; a change that may be none in images, `not resolved`."""
+    """`loses 1.60 points of accuracy (−3.1 to −0.2)`; a change that may be none in images, `could be chance`."""
     change, counts = answer.difference, answer.counts
     if change is None:
         return "cannot be judged"
     more = counts.won - counts.lost if counts else 0
     if change.low is None or change.high is None or not change.low < 0 < change.high or not more:
         return format_change(change)
-    ends = " to ".join(format_signed(100 * end) for end in (change.low, change.high))
-    images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'}"
-    return f"gets {images} right ({ends} points: not resolved)"
+    images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'} than float"
+    return f"is right on {images} ({format_ends(change)} points: could be chance)"
 
 
 def judge_drop(answer: StageAnswer) -> str:
@@ -137,24 +161,25 @@ def judge_drop(answer: StageAnswer) -> str:
 
 def compare_stages(one: StageAnswer, other: StageAnswer) -> str:
     """Whether two stages differ, image by image."""
-    pairs = list(zip(one.stage.predictions, other.stage.predictions, strict=True))
-    different = sum(mine != theirs for mine, theirs in pairs)
-    return f"The two give {different:,} of {len(pairs):,} images another class."
+    num = len(one.stage.predictions)
+    return f"The two put {count_other(one, other):,} of {num:,} images into different classes."
 
 
 def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogram]) -> dict[str, str]:
     if not before:
         return {}
-    shapes = "; ".join(
-        f"{one.layer} mean {format_signed(one.mean / one.deviation if one.deviation else 0.0)} σ, {describe_shape(one)}"
-        for one in before
-    )
+    shapes = "; ".join(f"{one.layer} mean {format_signed(find_centre(one))} σ, {describe_shape(one)}" for one in before)
     hidden = [after[one.layer] for one in before if one.layer in after and after[one.layer].least >= 0]
-    near = ", ".join(f"{format_share(find_share(one, -math.inf, NEAR * one.largest))} in {one.layer}" for one in hidden)
+    linear = ", ".join(one.layer for one in before if one.layer in after and after[one.layer].least < 0)
+    without = f"; no ReLU follows {linear}" if linear else ""
+    shares = {one.layer: find_share(one, -math.inf, NEAR * one.largest) for one in hidden}
+    is_near = bool(shares) and min(shares.values()) > 0.5
+    near = ", ".join(f"{format_share(share)} in {layer}" for layer, share in shares.items())
     return {
-        "before": f"By mean and excess kurtosis: {shapes}.",
-        "after": f"Non-negative in {', '.join(one.layer for one in hidden) or 'no layer'}: ReLU sets negative numbers"
-        f" to 0. Below {format_share(NEAR)} of the largest lie {near or 'none'}: few activations use the upper"
+        "before": f"{judge_shapes(before)}. By mean and excess kurtosis: {shapes}.",
+        "after": f"{'Yes' if is_near else 'Not in every layer'}: non-negative in"
+        f" {', '.join(one.layer for one in hidden) or 'no layer'}, as ReLU sets negative numbers to 0"
+        f"{without}. Below {format_share(NEAR)} of the largest lie {near or 'none'}: few activations use the upper"
         " integers.",
     }
 
@@ -163,20 +188,43 @@ def answer_forward(quantized: Quantized, found: Mapping[str, StageAnswer]) -> di
     weights, both = found.get("weights"), found.get("int8-255")
     if weights is None or both is None:
         return {}
-    correct = {
-        name: sum(map(int.__eq__, found[name].stage.predictions, quantized.labels)) for name in ("weights", "int8-255")
-    }
-    lost = (correct["weights"] - correct["int8-255"]) / max(1, len(quantized.labels))
+    counts = count_pairs(both.stage.predictions, weights.stage.predictions, quantized.labels)
+    if counts is None:
+        return {}
+    change = estimate_paired_difference(counts)
+    low, high = change.low or 0.0, change.high or 0.0
+    published = format_signed(float(ACTIVATIONS_PERCENT) - float(WEIGHTS_PERCENT))
+    ours = f"{format_points(100 * change.value)} against int8 weights alone"
+    drop = f"{ours} ({format_ends(change)}; published: {published})"
+    verdict, why = f"This run does not resolve a drop: {drop}", "If there is one, rounding activations is not all of it"
+    if high < 0:
+        size = "small" if low > -TOLERATED else "not small" if high < -TOLERATED else "of unclear size"
+        verdict, why = f"A drop, {size}: {drop}", "Rounding activations is not all of it"
+    elif low > 0:
+        verdict, why = f"No, a gain: {drop}", "Yet"
+    same = [(name, found[key]) for name, key in (("K = 255", "int8-255"), ("K = 127", "int8")) if key in found]
+    moved = " and ".join(f"{count_other(answer, found['float'])} with {name}" for name, answer in same)
     return {
-        "drop": f"Against int8 weights alone it {'loses' if lost >= 0 else 'gains'} {abs(100 * lost):.2f} points here"
-        f" (published: 0.93); against float it {say_change(both)}. Not only because activations are rounded at every"
-        " layer: K is the integer that stands for the largest activation, and K = 255 with a clamp at 127 cuts off the"
-        " upper half of the range. With K = 127 the network"
-        f" {say_change(found['int8']) if 'int8' in found else 'was not run'}."
+        "drop": f"{verdict}. {why}: K is the integer that stands for the largest activation, and K = 255 with a clamp"
+        f" at 127 cuts off the upper half of the range. Of {len(quantized.labels):,} images, another class than in"
+        f" float get {moved}."
     }
 
 
-def answer_bias(found: Mapping[str, StageAnswer]) -> dict[str, str]:
+def count_other(one: StageAnswer, other: StageAnswer) -> int:
+    """Images that two stages put into different classes."""
+    return sum(mine != theirs for mine, theirs in zip(one.stage.predictions, other.stage.predictions, strict=True))
+
+
+def format_points(points: float) -> str:
+    return f"{format_signed(points)} points"
+
+
+def format_ends(change: Estimate) -> str:
+    return " to ".join(format_signed(100 * end) for end in (change.low or 0.0, change.high or 0.0))
+
+
+def answer_bias(found: Mapping[str, StageAnswer], labels: Sequence[int]) -> dict[str, str]:
     raw, scaled, everything = (found.get(name) for name in ("weights-raw-bias", "weights", "int8-255"))
     if raw is None or scaled is None or everything is None:
         return {}
@@ -184,23 +232,31 @@ def answer_bias(found: Mapping[str, StageAnswer]) -> dict[str, str]:
         f"{name} {say('accuracy', answer.counts.accuracy if answer.counts else None)}"
         for name, answer in (("unscaled", raw), ("scaled", scaled), ("all in integers", everything))
     )
+    without = found.get("weights-no-bias", raw)
     return {
-        "bias": f"{judge_bias(raw, scaled)} Accuracy by the bias: {accuracy}. With int8 weights and an"
-        f" unscaled bias the network {say_change(raw)}, with the bias in the units of the sums it"
-        f" {say_change(scaled)}: the sums are many orders of magnitude larger than an unscaled bias, which vanishes."
+        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}. An unscaled bias is"
+        " added to sums that are many orders of magnitude larger, so it vanishes: what scaling recovers was lost by"
+        f" the bias, not by the weights. The published numbers say so too: integer weights alone give"
+        f" {WEIGHTS_PERCENT} % without a bias (Q2) and {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
     }
 
 
-def judge_bias(raw: StageAnswer, scaled: StageAnswer) -> str:
-    """Which of the two loses more, by intervals of their changes."""
-    changes = [answer.difference for answer in (raw, scaled)]
-    if changes[0] is not None and changes[0].value >= 0:
-        return "Nothing was lost with an unscaled bias, so nothing could be recovered."
-    if not all(isinstance(change, Estimate) for change in changes):
+def judge_bias(raw: StageAnswer, scaled: StageAnswer, without: StageAnswer, labels: Sequence[int]) -> str:
+    """Whether scaling the bias helps, image by image; nothing follows where the bias decides no image."""
+    num = len(labels)
+    decided = count_other(scaled, without)
+    counts = count_pairs(scaled.stage.predictions, raw.stage.predictions, labels)
+    if counts is None:
         return f"{UNTOLD}."
-    verdict = compare_estimates(*(change for change in changes if isinstance(change, Estimate)))
-    return {
-        -1: "Yes, but what is recovered was lost by the unscaled bias, not by the weights.",
-        0: f"{UNTOLD}: the intervals of both changes overlap.",
-        1: "No: the unscaled bias does better.",
-    }[verdict]
+    if not decided:
+        return f"This data cannot show it: all {num:,} images get the same class with the bias and without it."
+    change = estimate_paired_difference(counts)
+    verdict = f"{UNTOLD}, the change could be chance"
+    if change.low is not None and change.low > 0:
+        verdict = "Yes"
+    elif change.high is not None and change.high < 0:
+        verdict = "No, the unscaled bias does better"
+    return (
+        f"{verdict}: scaling the bias changes the accuracy by {format_points(100 * change.value)}"
+        f" ({format_ends(change)}); the bias decides {decided:,} of {num:,} images."
+    )

@@ -12,7 +12,7 @@ from functools import partial
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import estimate_share
-from scalelab.recipes.evidence import Compared, find_completed, keep_tables, make_beside_table, say
+from scalelab.recipes.evidence import Compared, find_completed, keep_tables, make_beside_table, say, scale
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.quantization import published
 from scalelab.recipes.quantization.published import make_checks, read_percent
@@ -127,10 +127,11 @@ def make_agreement_table(found: Mapping[str, StageAnswer]) -> Table:
     return make_table(
         [answer for answer in found.values() if answer.agreement is not None],
         text_column("stage", "stage", lambda answer: answer.stage.title),
-        make_column("accuracy", "change", "change, points", lambda answer: answer.difference),
-        make_column("accuracy", "agreement", "same class", lambda answer: answer.agreement),
+        make_column("number", "change_points", "change, points", lambda answer: scale(answer.difference, 100)),
+        make_column("accuracy", "agreement", "same class", lambda answer: answer.agreement, shows_interval=False),
+        make_column("accuracy", "least", "at least", lambda answer: answer.agreement and answer.agreement.low),
         title="Beside float",
-        notes=(PAIRED_NOTE,),
+        notes=(PAIRED_NOTE, "at least: the lower end of that interval for the share of images in the same class"),
     )
 
 
@@ -212,9 +213,8 @@ def answer_q1(outcomes: Outcomes) -> Answer:
         f"The largest weight is {spans[widest]:.1f} × 3σ in {widest} and {spans[tightest]:.1f} × 3σ in {tightest}.",
         "Above 1, a 3σ range has finer steps for most weights and clamps the few outside it.",
     )
-    main = Main("ratio", f"largest weight over 3σ, {widest}", spans[widest])
     return Answer(
-        main=main,
+        main=Main("ratio", f"largest weight over 3σ, {widest}", spans[widest]),
         tables=(table,),
         sentences=sentences,
         questions=pair_questions("quantization", "Q1", answer_weights(histograms)),
@@ -259,21 +259,23 @@ def answer_q3(outcomes: Outcomes) -> Answer:
     if quantized is None or not before:
         return Answer()
     after = {one.layer: one for one in list_histograms(quantized, "after")}
+    linear = [one.layer for one in before if after[one.layer].least < 0]
     table = make_table(
         before,
         text_column("layer", "layer", lambda one: one.layer),
         make_column("number", "least", "min before", lambda one: one.least),
-        make_column("number", "least_after", "after ReLU", lambda one: after[one.layer].least),
+        make_column("number", "least_after", "after ReLU", lambda one: None if one.layer in linear else 0.0),
         make_column("number", "largest", "max", lambda one: after[one.layer].largest),
         make_column("number", "three_sigma", "3σ after", lambda one: DEVIATIONS * after[one.layer].deviation),
         make_column("number", "scale", "127 / max", lambda one: divide_largest(find_largest(after[one.layer]))),
         title="Activations by layer",
+        notes=(f"no ReLU follows {', '.join(linear)}: its maximum and 3σ are of the output itself",) if linear else (),
     )
     farther = [one.layer for one in before if -one.least > one.largest and after[one.layer].least >= 0]
     top = max(before, key=lambda one: one.largest)
     sentences = [
         f"On {quantized.num_calibrated} images, activations reach {top.largest:.3g}, in {top.layer}.",
-        f"After ReLU they are never negative, so only {LARGEST + 1} of the 256 integers are used.",
+        f"After a ReLU they are never negative, so only {LARGEST + 1} of the 256 integers are used.",
     ]
     if farther:
         sentences.append(
@@ -376,7 +378,7 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
             make_scale_table(quantized),
             make_bias_table(quantized),
         ),
-        questions=pair_questions("quantization", "Q5", answer_bias(found)),
+        questions=pair_questions("quantization", "Q5", answer_bias(found, quantized.labels)),
         sentences=(
             f"With K = {published.CLAMP} and an int32 bias, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} it {describe(found['int8-255'])}.",

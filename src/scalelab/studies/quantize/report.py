@@ -287,7 +287,7 @@ def draw_histograms(quantized: Quantized, blames: Sequence[LayerBlame]) -> tuple
 def draw_layer(name: str, kinds: dict[str, Histogram], left_out: str = "") -> list[Chart | None]:
     charts = []
     results = {KIND_WORDS[kind]: kinds[kind] for kind in KIND_WORDS if kind in kinds}
-    if "after" in kinds and "before" not in kinds:
+    if "after" in kinds and ("before" not in kinds or kinds["after"].least < 0):
         results = {RESULTS: kinds["after"]}
     for what, group in (("weights", {"weights": kinds["weights"]} if "weights" in kinds else {}), (RESULTS, results)):
         if group:

@@ -1,0 +1,50 @@
+"""P6: why gzip is slow, from epochs whose answer is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalelab.analysis.fetches import FetchSeries, group_fetches
+from scalelab.recipes.polaris.formats import compare_patterns
+from scalelab.records.observations import Fetch, RankReport, ReadingReport
+from scalelab.records.tasks import Pass
+from scalelab.records.trial import Status, TrialResult
+from tests.readings import make_reading_trial
+
+ONE = Pass()
+
+
+def make_series(first: float, later: float) -> FetchSeries:
+    """Three launches of two epochs of ten batches."""
+    results = []
+    for number in (1, 2, 3):
+        fetches = [
+            Fetch(0, ONE.order, ONE.access, ONE.cache, epoch, batch, 4, 0.0, seconds * (1 + number / 1000), 0.0)
+            for epoch, seconds in enumerate((first, later))
+            for batch in range(10)
+        ]
+        trial = make_reading_trial(num_ranks=1, passes=(ONE,), round=number)
+        ranks = (RankReport(rank=0, reading=ReadingReport(num_samples=40, sample_bytes=128)),)
+        results.append(TrialResult(trial=trial, status=Status.COMPLETED, fetches=tuple(fetches), ranks=ranks))
+    (series,) = group_fetches(results).values()
+    return series
+
+
+@pytest.mark.parametrize(
+    ("naive", "lazy", "verdict", "is_kept"),
+    [
+        ((0.2, 0.2), (0.01, 0.0001), "the access pattern is the reason, not decompression as such", True),
+        ((0.01, 0.01), (0.2, 0.2), "reading by batches does not help, so decompression itself is the reason", False),
+        ((0.2, 0.2), (0.2, 0.0001), "no difference is visible", True),
+    ],
+)
+def test_the_first_epoch_decides_as_later_ones_may_read_what_is_kept(
+    naive: tuple[float, float], lazy: tuple[float, float], verdict: str, is_kept: bool
+) -> None:
+    words = compare_patterns(make_series(*naive), make_series(*lazy))
+    assert verdict in words
+    assert ("the data stay in memory" in words) is is_kept
+
+
+def test_nothing_is_compared_without_both() -> None:
+    assert compare_patterns(None, make_series(0.1, 0.1)) == ""
