@@ -24,6 +24,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.options import TransformerOptions
 
 UNTOLD = "This run does not show it"
 RANDOM = "synthetic"
@@ -269,7 +270,7 @@ def describe_trials(trials: Sequence[Trial]) -> str:
     ranks = sorted({trial.num_ranks for trial in trials})
     delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
     built_in = [trial for trial in trials if trial.workload in BUILT_IN]
-    labels = list(dict.fromkeys(make_options(trial.workload, trial.options).label for trial in built_in))
+    labels = list(dict.fromkeys(map(name_model, built_in)))
     data = dict.fromkeys(map(name_data, built_in))
     return " · ".join(
         [
@@ -281,6 +282,14 @@ def describe_trials(trials: Sequence[Trial]) -> str:
             *([f"delay {join_some([f'{delay:g}' for delay in delays])} ms"] if any(delays) else []),
         ]
     )
+
+
+def name_model(trial: Trial) -> str:
+    """Its label; of a transformer its layers too, which rows vary."""
+    options = make_options(trial.workload, trial.options)
+    if not isinstance(options, TransformerOptions):
+        return options.label
+    return f"{options.label} with {options.encoder_layers} + {options.decoder_layers} layers"
 
 
 def name_data(trial: Trial) -> str:

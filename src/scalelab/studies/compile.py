@@ -250,13 +250,14 @@ def make_payoff_table(payoffs: Sequence[Payoff]) -> Table:
 
 def describe_payoff(payoff: Payoff, verdict: Verdict) -> Finding:
     who = "The first launch pays" if payoff.is_first else "Later launches, which find a cache, pay"
+    breaks = "breaks" if payoff.is_first else "break"
     text = f"{who} {format_quantity('seconds', payoff.cost)} for compiling before steps settle"
     if payoff.cost.value <= 0:
         text += ": nothing to win back"
     elif payoff.steps is not None:
-        text += f", and breaks even after {format_interval('number', payoff.steps)} steps"
+        text += f", and {breaks} even after {format_interval('number', payoff.steps)} steps"
     elif verdict is Verdict.SLOWER:
-        text += " and never breaks even"
+        text += f" and never {breaks} even"
     else:
         text += "; no saving is certain, so it may never break even"
     return BREAK_EVEN(

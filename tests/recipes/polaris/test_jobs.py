@@ -13,7 +13,7 @@ from scalelab.recipes.polaris.jobs import describe_job, make_submitted
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.launchers import BatchNote
 from scalelab.records.store import RunStore, find_runs
-from scalelab.records.trial import Status, TrialResult
+from scalelab.records.trial import Status, TrialResult, not_run
 from tests.cli.commands import answer
 from tests.launch.batch.test_batch_jobs import play_program
 from tests.pbs import read_directives
@@ -146,6 +146,14 @@ def test_what_became_of_the_job_is_said_with_its_number() -> None:
     note = BatchNote(scheduler="pbs", job="7.host")
     lost = TrialResult(trial=trial, status=Status.CRASHED, reason="it fell", batch=note)
     assert describe_job(lost).startswith("A job of 2 nodes was submitted to pbs as job 7.host and crashed: it fell")
+
+
+def test_without_pbs_it_is_said_that_the_job_is_for_pbs() -> None:
+    (slurm,), (pbs,) = (make_submitted("small", name).plan() for name in ("slurm", "pbs"))  # type: ignore[arg-type]
+    words = describe_job(not_run(slurm, "--launcher slurm starts ranks only inside a slurm job"))
+    assert "there is no PBS here; the batch system found is slurm" in words
+    assert "--launcher" not in words
+    assert "submitted: qsub is not on PATH (published" in describe_job(not_run(pbs, "qsub is not on PATH"))
 
 
 def test_a_row_that_is_a_job_asks_for_what_the_recipe_says_and_others_for_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from scalelab.launch.ranks.mpi import BY_MPI
 from scalelab.launch.stepped import StepLauncher
-from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
+from scalelab.recipes.polaris.ranks import LAUNCHERS, describe_ranks, make_p2
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.launchers import LauncherName
@@ -96,6 +96,26 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     (line,) = read_table(missing)
     assert (line[0], line[-1]) == ("slurm", "not run")
     assert missing.sentences[0] == "Not run: slurm: no allocation."
+
+
+@pytest.mark.parametrize(
+    ("cores", "words"),
+    [
+        (
+            ((0,), (1,)),
+            "Pinned: yes, CPU masks 0x1, 0x2: no two ranks share a core, so contention for cores is prevented",
+        ),
+        (((0,), (0,), (1,)), "Pinned: yes, CPU masks 0x1, 0x1, 0x2: up to 2 ranks share a core, so contention is not"),
+        (((0, 1), (0, 1)), "Not pinned, CPU masks 0x3, 0x3: up to 2 ranks share a core"),
+        (((), ()), "scalelab started 2 ranks on 1 host; the cores that they may use are not known."),
+    ],
+)
+def test_pinning_is_judged_by_the_masks(cores: tuple[tuple[int, ...], ...], words: str) -> None:
+    ranks = tuple(RankReport(rank=rank, host="n1", cores=own) for rank, own in enumerate(cores))
+    result = TrialResult(trial=make_trial("local"), status=Status.COMPLETED, ranks=ranks)
+    row = make_p2("small")
+    (sentence,) = describe_ranks(Outcome(study=row.parts["train"], results=(result,), document=None))
+    assert sentence.startswith(words)
 
 
 def test_parts_of_launchers_that_are_not_here_are_planned_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def describe_machinery(arms: Mapping[str, Arm]) -> Iterator[str]:
     yield (
         f"A profiled step of {UNSHARDED}, which gathers nothing, is {say('seconds', more['step'])} longer than one of"
         f" ddp, by medians; the largest part of that is {parts[largest]}: {other} instead of {one}. FSDP runs"
-        " hooks for every block and copies gradients into and out of flat tensors, which DDP's buckets need only in part."
+        " hooks for every block and copies gradients into and out of flat tensors."
     )
 
 

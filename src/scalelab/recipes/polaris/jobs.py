@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, judge
 from scalelab.answers.train import TrainStudy
 from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.launch.batch.site import Site
@@ -63,6 +65,12 @@ def is_unequal(trial: Trial) -> bool:
 def print_seconds(seconds: float) -> str:
     """As in both reports."""
     return f"{seconds:.2f} s"
+
+
+def say_verdict(ratio: Estimate) -> str:
+    """Faster, slower, no difference; "could be equal" where the interval includes both."""
+    verdict = judge(ratio)
+    return "could be equal" if verdict is Verdict.UNRESOLVED else str(verdict)
 
 
 def print_share(share: float) -> str:
@@ -170,6 +178,11 @@ def describe_job(result: TrialResult) -> str:
         where = f"{submitted} and ran"
     elif named:
         where = f"{submitted} and {VERBS[result.status]}: {result.reason}"
+    elif note is None and result.trial.launcher != SITE.scheduler:
+        where = (
+            f"No job of {NUM_NODES} nodes was submitted: the job is for PBS, and there is no PBS here; the batch system"
+            f" found is {result.trial.launcher}, which took no job"
+        )
     elif note is None:
         where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
     elif len(result.reason) <= MOST_QUOTED:

@@ -5,13 +5,13 @@ P1, P5 and P10: one rank, the profiler, the compiler.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import judge
 from scalelab.launch.ranks.namespaces import Link, parse_link
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -30,7 +30,14 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.jobs import SHALLOW, make_training, make_training_job, print_seconds, print_share
+from scalelab.recipes.polaris.jobs import (
+    SHALLOW,
+    make_training,
+    make_training_job,
+    print_seconds,
+    print_share,
+    say_verdict,
+)
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.trial import StepKind
 from scalelab.report.document import Table
@@ -50,8 +57,12 @@ from scalelab.units import format_count, format_interval, format_share, is_known
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
+VAGUE = 0.5
+"""Half of an interval over the number, above which its ends are printed instead."""
 NEGLIGIBLE = 0.05
 """A share of the step below which communication is called negligible."""
+MOST_SINGLE = 3
+"""Steps below which their variation says nothing."""
 
 
 def make_p4(size: Size) -> Row:
@@ -90,7 +101,7 @@ def answer_p4(size: Size, study: Network, outcomes: Outcomes) -> Answer:
         sentences=(
             *_describe_ratio(ratio, inside, between),
             *_describe_parts("inside one node", inside),
-            *_describe_parts(f"between two over {name_link(between.link)}", between),
+            *_describe_parts(f"between two nodes over {name_link(between.link)}", between),
             *_predict(inside, between),
             *_explain_absence(outcome, between),
         ),
@@ -174,13 +185,14 @@ def _print_ms(seconds: float) -> str:
 
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
+        is_vague = (ratio.half_width or 0.0) > VAGUE * abs(ratio.value)
+        times = format_interval("ratio", ratio) if is_vague else say("ratio", ratio)
         vague = "" if is_known(ratio) else f", too uncertain to compare with {published.LINK_RATIO}"
-        times = say("ratio", ratio) if is_known(ratio) else format_interval("ratio", ratio)
         yield (
-            f"Between two emulated nodes over {name_link(between.link)}, communication takes {times}"
-            f" times as long as inside one{vague}; its share of a profiled step is"
-            f" {say('share', between.estimate(read_share))}, inside one node"
-            f" {say('share', inside.estimate(read_share))} (published: {published.LINK_RATIO} times,"
+            f"Between two emulated nodes over {name_link(between.link)}, communication takes {times} times as long as"
+            f" inside one{vague}; its share of what runs in a profiled step is"
+            f" {say('share', between.estimate(read_device_share))}, inside one node"
+            f" {say('share', inside.estimate(read_device_share))} (published: {published.LINK_RATIO} times,"
             f" {print_share(published.TWO_NODES.share)} and {print_share(published.ONE_NODE.share)})."
         )
     elif inside.exposed is not None:
@@ -281,7 +293,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
         main=Main("ratio", "time with the profiler over without", *line[1:]),
         tables=keep_tables(table),
         sentences=(
-            f"With 1 step of waiting, 1 of warm-up and 2 recorded, the training run took {say('seconds', profiled)}"
+            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {say('seconds', profiled)}"
             f" instead of {say('seconds', plain)}, {say('ratio', line.ours)} times as long. The cost is in a few steps,"
             " so the factor depends on the number of steps.",
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
@@ -292,13 +304,37 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             "polaris",
             "P5",
             {
-                "profiler": f"Here {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
+                "profiler": f"{judge_profiler(outcomes.get('plain'), profiled - plain)} here:"
+                f" {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
                 f" {say('ratio', line.ours)} times as long (published: {say('ratio', line.published)}), from one launch"
-                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator and writing the trace"
-                " cost time in the recorded steps only, so a profiled run is for looking into, not for timing."
+                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator costs time in those steps"
+                " only, and writing the trace after them, so a profiled run is for looking into, not for timing."
             },
         ),
     )
+
+
+def describe_profiled(outcome: Outcome | None) -> str:
+    """`1 step of waiting and 3 under the profiler (1 of warm-up, 2 recorded)`."""
+    result = find_completed(outcome)
+    run = result.trial.training_run if result else None
+    if run is None:
+        return "the profiler"
+    under = f"{run.profile_warmup + run.profile_active} under the profiler"
+    return (
+        f"{format_count(run.profile_wait, 'step')} of waiting and {under} ({run.profile_warmup} of warm-up,"
+        f" {run.profile_active} recorded)"
+    )
+
+
+def judge_profiler(plain: Outcome | None, more: float) -> str:
+    """Whether a difference of two sums of steps is beyond twice what single steps vary by."""
+    result = find_completed(plain)
+    steps = list(result.step_seconds(StepKind.CLEAN).values()) if result else []
+    if len(steps) < MOST_SINGLE:
+        return "One launch each does not show a cost"
+    usual = 2 * statistics.stdev(steps) * math.sqrt(2 * len(steps))
+    return "No cost is visible" if abs(more) <= usual else "A cost is visible" if more > 0 else "It was faster"
 
 
 def compare_recorded(outcome: Outcome | None) -> str:
@@ -311,8 +347,8 @@ def compare_recorded(outcome: Outcome | None) -> str:
         return ""
     mean, median = sum(recorded) / len(recorded), statistics.median(clean)
     return (
-        f" In the profiled run {format_count(len(recorded), 'recorded step')} took {say('seconds', mean)} on average,"
-        f" the others {say('seconds', median)} (median)."
+        f" In the profiled run {format_count(len(recorded), 'step')} under the profiler, warm-up included, took"
+        f" {say('seconds', mean)} on average, the others {say('seconds', median)} (median)."
     )
 
 
@@ -349,7 +385,8 @@ def answer_p10(outcomes: Outcomes) -> Answer:
             ranks = format_count(compiled.trial.num_ranks, "rank")
             main = main or Main("ratio", f"compiled step over eager, {ranks}", ratio)
             sentences.append(
-                f"On {ranks} a compiled step takes {say('ratio', ratio)} times as long as an eager one: {judge(ratio)}."
+                f"On {ranks} a compiled step takes {say('ratio', ratio)} times as long as an eager one:"
+                f" {say_verdict(ratio)}."
             )
         sentences += quote(outcome, BREAK_EVEN.name)
         if outcome.document is not None:

@@ -39,11 +39,14 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
 from scalelab.report.tables import count_column, make_table, text_column
 from scalelab.studies.scaling.study import WeakScaling
-from scalelab.units import format_count
+from scalelab.studies.shared.arms import Arm
+from scalelab.units import format_count, format_share
 
 LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
 BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 DISCOVERY_STEPS = 2
+REPORTS = {"A": "report with rank % devices", "B": "report with Split_type"}
+"""By how the two reports of the homework find local ranks."""
 
 
 def make_p2(size: Size) -> Row:
@@ -103,7 +106,7 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         is_same = ranks == published.NUM_RANKS
         there = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
         lines = [
-            Compared(f"report {name}, {published.NUM_RANKS} ranks", efficiency if is_same else None, share)
+            Compared(f"{REPORTS[name]}, {published.NUM_RANKS} ranks", efficiency if is_same else None, share)
             for name, share in there.items()
         ]
         own = [] if is_same else [Compared(f"{ranks} ranks", efficiency, None)]
@@ -114,13 +117,14 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         main = Main("share", f"efficiency on {ranks} ranks{fewer}", efficiency, there["A"])
         sentences.append(
             f"{ranks} ranks run an epoch {say('ratio', speedup)} times as fast as one device, efficiency"
-            f" {say('share', efficiency)} (published: {_list_speedups()} on {published.NUM_RANKS})."
+            f" {say('share', efficiency)} (published: {_list_speedups()} on {published.NUM_RANKS})"
+            f"{_bound_efficiency(spread[-1])}."
         )
     total = sum_training(outcomes.get("train"))
     seconds_table = make_beside_table(
         "seconds",
         [
-            Compared(f"all steps, report {name}", total, there, print_seconds(there))
+            Compared(f"all steps, {REPORTS[name]}", total, there, print_seconds(there))
             for name, there in published.RANKS_SECONDS.items()
         ],
         title="The training run on more ranks",
@@ -154,7 +158,8 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
         " MPI and count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of"
         " PALS take two lines and no package, and exist on systems with PALS only.",
     }
-    pinned = " ".join(describe_ranks(outcomes.get("train")))
+    by_launcher = "mpi" if find_completed(outcomes.get("mpi")) else "train"
+    pinned = " ".join(describe_ranks(outcomes.get(by_launcher)))
     return answers | ({"affinity": pinned} if pinned else {})
 
 
@@ -163,8 +168,8 @@ def _name_absent(outcomes: Outcomes) -> str:
     absent = [name for name in LAUNCHERS if name in outcomes and find_completed(outcomes.get(name)) is None]
     if not absent:
         return ""
-    mpi = ", so mpi4py was not asked" if "mpi" in absent else ""
-    return f" Not run here: {', '.join(absent)}{mpi}."
+    mpi = "; so this run says nothing about ranks from mpi4py" if "mpi" in absent else ""
+    return f" Not available here: {', '.join(absent)}{mpi}."
 
 
 def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
@@ -178,6 +183,16 @@ def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
 
 def _find_efficiency(seconds: float) -> float:
     return published.SINGLE_SECONDS / seconds / published.NUM_RANKS
+
+
+def _bound_efficiency(arm: Arm) -> str:
+    """What fewer cores than ranks allow at most, on CPUs."""
+    reports = arm.completed[0].ranks
+    cores = {(report.host, core) for report in reports for core in report.cores}
+    if arm.trial.device != "cpu" or not cores or len(cores) >= len(reports):
+        return ""
+    most = format_share(len(cores) / len(reports))
+    return f"; {len(reports)} ranks on {format_count(len(cores), 'core')} can reach {most} at most"
 
 
 def _list_speedups() -> str:
@@ -348,10 +363,18 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
     result = find_completed(outcome)
     if result is None or not result.ranks:
         return
-    cores = [set(report.cores) for report in result.ranks]
-    is_disjoint = sum(map(len, cores)) == len(set().union(*cores))
-    hosts = len({report.host for report in result.ranks})
-    how = "they share no cores, so that none waits for another's"
-    if not (is_disjoint and all(cores)):
-        how = "they share cores, and wait for each other"
-    yield f"scalelab started {format_count(len(result.ranks), 'rank')} on {format_count(hosts, 'host')}: {how}."
+    places = [(report.host, core) for report in result.ranks for core in report.cores]
+    hosts = {report.host for report in result.ranks}
+    who = "mpiexec" if result.trial.launcher == "mpi" else result.trial.launcher
+    who = "scalelab" if who == "local" else who
+    started = f"{who} started {format_count(len(result.ranks), 'rank')} on {format_count(len(hosts), 'host')}"
+    if not all(report.cores for report in result.ranks):
+        yield f"{started}; the cores that they may use are not known."
+        return
+    masks = ", ".join(format_mask(report.cores) for report in sorted(result.ranks, key=lambda report: report.rank))
+    most = max(map(places.count, places))
+    pinned = "Pinned: yes" if any(len(report.cores) < len(set(places)) for report in result.ranks) else "Not pinned"
+    how = "no two ranks share a core, so contention for cores is prevented"
+    if most > 1:
+        how = f"up to {most} ranks share a core, so contention is not prevented"
+    yield f"{pinned}, CPU masks {masks}: {how}. {started}."

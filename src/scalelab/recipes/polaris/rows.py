@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from scalelab.analysis.stats import judge
+from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
     ACCOUNTED,
     Compared,
@@ -33,6 +33,7 @@ from scalelab.recipes.polaris.jobs import (
     make_training_job,
     print_gigabytes,
     print_seconds,
+    say_verdict,
 )
 from scalelab.recipes.polaris.links import make_p1, make_p4, make_p5, make_p10
 from scalelab.recipes.polaris.published import make_checks
@@ -47,6 +48,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.study import Study
 
 LENGTHS = (20, 50, 100)
+NO_HALF = "float16 is slower because few CPUs compute in it: torch converts numbers to float32 and back."
 
 
 def make_rows(size: Size) -> Sequence[Row]:
@@ -175,6 +177,7 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     epochs: list[Compared] = []
     memory: list[Compared] = []
     sentences: list[str] = []
+    slow = False
     for length in LENGTHS:
         outcome = outcomes.get(f"length{length}")
         reference = find_arm(outcome, dtype=REFERENCE)
@@ -194,7 +197,8 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
                 continue
             base = seconds[REFERENCE]
             times.append(Compared(what, ratio, there / base if there and base else None))
-            words.append(f"{arm.label} {say('ratio', ratio)}, {judge(ratio)}")
+            words.append(f"{arm.label} {say('ratio', ratio)}, {say_verdict(ratio)}")
+            slow = slow or (arm.trial.dtype == "float16" and judge(ratio) is Verdict.SLOWER and is_cpu(arm))
         if words:
             sentences.append(f"Step over float32 at target length {length}: {'; '.join(words)}.")
     unclear = "published: whole training runs, one each; cast or autocast is not specified"
@@ -207,9 +211,13 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, from steps", size=size),
             make_beside_table("bytes", memory, title="Peak memory", size=size, notes=(ACCOUNTED,)),
         ),
-        sentences=(*sentences, *describe_lost(outcomes)),
+        sentences=(*sentences, *((NO_HALF,) if slow else ()), *describe_lost(outcomes)),
         questions=pair_questions("polaris", "P7", answer_memory(held_by, list(describe_lost(outcomes)))),
     )
+
+
+def is_cpu(arm: Arm) -> bool:
+    return arm.trial.device == "cpu"
 
 
 def measure_dtypes(outcome: Outcome | None) -> dict[str, int]:
@@ -242,17 +250,23 @@ def answer_memory(held_by: Mapping[int, Mapping[str, int]], lost: Sequence[str] 
         return {}
     is_always = all(share > 0 for shares in saved.values() for _, share in shares)
     listed = "; ".join(
-        f"{label} {', '.join(f'{100 * share:+.0f} % at length {length}' for length, share in shares)}"
+        f"{label} {', '.join(f'{say_saved(share)} at length {length}' for length, share in shares)}"
         for label, shares in saved.items()
     )
     return {
-        "memory": f"{'Yes' if is_always else 'Not in every case'}. Accounted peak saved against {REFERENCE}: {listed}."
+        "memory": f"{'Yes' if is_always else 'Not in every case'}. What torch's allocator holds at its peak, against"
+        f" {REFERENCE}: {listed}."
         f"{''.join(f' {sentence}' for sentence in lost)}"
         " A cast stores parameters, gradients, moments and activations in half the bytes, and saves less than half of"
         " the peak where other buffers keep their size; autocast keeps parameters, gradients and"
         " moments in float32, halves the activations of matrix products, and holds 16-bit copies of the weights: it"
         " saves only where activations outweigh those copies."
     }
+
+
+def say_saved(share: float) -> str:
+    """`38 % less`."""
+    return f"{abs(100 * share):.0f} % {'less' if share >= 0 else 'more'}"
 
 
 POLARIS = Recipe(

@@ -176,14 +176,15 @@ def answer_growth(models: Sequence[ScaledUp], full_peak: int | None) -> dict[str
         wider = found[1].d_model / found[0].d_model
         parameters = found[1].count_parameters() / found[0].count_parameters()
         grown = held[1] / held[0] if held[0] and held[1] else None
-        peaks = f", accounted peaks {grown:.1f}×" if grown else ""
+        peaks = f", peaks of torch's allocator {grown:.1f}×" if grown else ""
         is_square = grown is not None and abs(grown / wider**2 - 1) < published.ALIKE
         verdict = "Nearly here, but not for that reason" if is_square else "It does not follow"
         answers["quadratic"] = (
             f"{verdict}. From d_model {found[0].d_model} ({small.arm.trial.dtype}) to {found[1].d_model}"
-            f" ({large.arm.trial.dtype}), {wider:.0f}× and {wider**2:.0f}× squared, parameters grow {parameters:.1f}×"
-            f" here{peaks}: attention grows with the square of the width, feed-forward layers of fixed width only"
-            " linearly, and the data type changed at the same time. More samples hold no more memory."
+            f" ({large.arm.trial.dtype}) the width grows {wider:.0f}×, its square {wider**2:.0f}×, parameters"
+            f" {parameters:.1f}×{peaks}: attention grows with the square of the width, feed-forward layers of fixed"
+            " width only linearly, and the data type changed at the same time. The number of samples does not matter: a"
+            " step holds one batch."
         )
     if full_peak is not None:
         verdict = "No" if full_peak <= published.CARD_BYTES else "Yes"

@@ -1,0 +1,54 @@
+"""P4, P5, P7: what is said of opposite outcomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.recipes.evidence import describe_trials
+from scalelab.recipes.polaris.jobs import say_verdict
+from scalelab.recipes.polaris.links import describe_profiled, judge_profiler, make_p1, make_p5, make_p10
+from scalelab.recipes.polaris.rows import answer_memory
+from scalelab.recipes.recipe import Outcome
+from scalelab.records.trial import StepKind, StepSample, TrialResult
+from tests.records import make_record, make_result
+
+
+def make_outcome(*results: TrialResult) -> Outcome:
+    return Outcome(study=make_p5("small").parts["plain"], results=results, document=None)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [(0.001, "No cost is visible"), (1.0, "A cost is visible"), (-1.0, "It was faster")]
+)
+def test_a_cost_of_the_profiler_is_seen_only_beyond_what_steps_vary_by(more: float, words: str) -> None:
+    samples = tuple(StepSample(0, step, StepKind.CLEAN, 0.0, 0.03 + 0.001 * (step % 2), loss=1.0) for step in range(30))
+    result = make_result(make_record(), samples=samples)
+    assert judge_profiler(make_outcome(result), more) == words
+    assert judge_profiler(make_outcome(), more) == "One launch each does not show a cost"
+
+
+def test_steps_under_the_profiler_are_counted_once() -> None:
+    (trial,) = make_p5("small").parts["profiled"].plan()
+    words = describe_profiled(make_outcome(make_result(trial)))
+    assert words == "1 step of waiting and 3 under the profiler (1 of warm-up, 2 recorded)"
+
+
+def test_memory_is_less_or_more() -> None:
+    less = answer_memory({20: {"float32": 100, "bfloat16 cast": 62}})["memory"]
+    assert less.startswith("Yes.")
+    assert "bfloat16 cast 38 % less at length 20" in less
+    more = answer_memory({20: {"float32": 100, "bfloat16 cast": 110}})["memory"]
+    assert more.startswith("Not in every case.")
+    assert "bfloat16 cast 10 % more at length 20" in more
+
+
+def test_what_could_be_equal_is_not_called_unresolved() -> None:
+    assert say_verdict(Estimate(value=1.02, low=0.9, high=1.2)) == "could be equal"
+    assert say_verdict(Estimate(value=3.0, low=2.0, high=4.0)) == "slower"
+
+
+def test_settings_of_rows_that_differ_in_layers_differ() -> None:
+    one, ten = (describe_trials(next(iter(make("small").parts.values())).plan()) for make in (make_p1, make_p10))
+    assert one.startswith("transformer 64 with 2 + 2 layers")
+    assert ten.startswith("transformer 64 with 1 + 1 layers")
