@@ -365,8 +365,7 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
         return
     places = [(report.host, core) for report in result.ranks for core in report.cores]
     hosts = {report.host for report in result.ranks}
-    who = "mpiexec" if result.trial.launcher == "mpi" else result.trial.launcher
-    who = "scalelab" if who == "local" else who
+    who = {"mpi": "mpiexec", "local": "scalelab"}.get(result.trial.launcher, str(result.trial.launcher))
     started = f"{who} started {format_count(len(result.ranks), 'rank')} on {format_count(len(hosts), 'host')}"
     if not all(report.cores for report in result.ranks):
         yield f"{started}; the cores that they may use are not known."
