@@ -43,7 +43,7 @@ ROWS = {
     "quantization": [f"Q{number}" for number in range(1, 6)],
 }
 NOT_RUN = {"P9", "S6"}
-MOST_LINES = {"polaris": 590, "gpt2": 375, "scaling": 490, "resnet": 450, "quantization": 225}
+MOST_LINES = {"polaris": 590, "gpt2": 375, "scaling": 495, "resnet": 450, "quantization": 225}
 """Of a terminal of 80 columns."""
 MB = 2**20
 SCRIPTS = {file.name: file for file in list_scripts("polaris")}
@@ -282,7 +282,8 @@ def test_a_brief_report_has_every_question_on_two_pages(documents: dict[str, Doc
         text = read_text(render_pdf(documents[name], is_brief=True))
         assert text.count("\f") <= 2, name
         words = re.sub(r"[\s\u200b]+", "", text)
-        asked = [printed.text for rows in read_published(name, QUESTIONS).values() for printed in rows.values()]
+        questions = [one for rows in read_published(name, QUESTIONS).values() for one in rows.values()]
+        asked = [printed.text.replace("`", "") for printed in questions]
         assert [one for one in asked if re.sub(r"\s+", "", one) not in words] == []
         assert not re.search(r"\b[a-z]\d+[a-c]?\.[a-z0-9-]+\.", text), "internal names"
 
@@ -315,7 +316,7 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
     assert "bottleneck" in threshold
     (curve,) = (words for words in delays if words.startswith("Q2)"))
     assert all(f"at {delay} ms" in curve for delay in (0, 10, 20, 40))
-    assert "Non-linearly" in curve
+    assert "It degrades, and non-linearly: fast at first" in curve
 
 
 def find_table(document: Document, row: str, title: str) -> list[list[object]]:

@@ -18,7 +18,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Main, Row, Size
-from scalelab.recipes.report import AGREES, OTHER_MACHINE, ROW, UNRESOLVED, Found, judge_main, merge_cautions
+from scalelab.recipes.report import AGREES, IMPRECISE, OTHER_MACHINE, ROW, UNRESOLVED, Found, judge_main, merge_cautions
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.settings import Optimization
 from scalelab.records.store import RunStore, find_runs
@@ -264,7 +264,7 @@ def test_warnings_of_one_kind_become_one_that_names_rows_and_configurations() ->
     settled, loaded = merge_cautions(found)
     assert (settled.kind, settled.subject, settled.severity) == ("not-settled", "S1, S3", "noise")
     assert settled.message == "S1, S3: ddp × 1 is off (also S1 ddp × 2, S3 dim 8)"
-    assert settled.next_step == "more, with scalelab run a, scalelab run b"
+    assert settled.next_step == "more, with scalelab run and the study of each row"
     assert loaded.subject == "S3"
 
 
@@ -291,6 +291,7 @@ def test_advice_after_a_failure_names_the_trial_of_this_run(tmp_path: Path) -> N
         (Main("seconds", "step", 2.0, 2.0), "full", AGREES),
         (Main("count", "bytes", 8, 8, is_ratio=True), "small", AGREES),
         (Main("ratio", "speedup", Estimate(value=1.9, low=1.7, high=2.1), 2.0), "small", AGREES),
+        (Main("ratio", "speedup", Estimate(value=1.4, low=0.8, high=2.0), 1.5), "small", IMPRECISE),
         (Main("ratio", "speedup", Estimate(value=1.5, low=1.4, high=1.6), 2.0), "small", "0.750×"),
         (Main("share", "waiting", Estimate(value=0.01, low=-0.02, high=0.04), 0.5), "small", UNRESOLVED),
     ],

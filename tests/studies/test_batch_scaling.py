@@ -79,7 +79,7 @@ def test_a_job_that_grows_in_proportion_saturates_at_once(tmp_path: Path) -> Non
 def test_a_job_of_fixed_cost_does_not_saturate(tmp_path: Path) -> None:
     launcher = FakeLauncher(lambda _: FIXED)
     _, document = run_study(make(reading="global"), runs_dir=tmp_path, launcher=launcher)
-    assert find_finding(document, "doubling").values == {"global_batch": None}
+    assert find_finding(document, "doubling").values["global_batch"] is None
 
 
 def test_batches_none_of_which_is_twice_another_say_nothing_of_doublings(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ A published figure is text: it keeps the digits and the unit that it was printed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Domain, Estimate
 from scalelab.analysis.stats import estimate_ratio
-from scalelab.recipes.recipe import Outcome, Size
+from scalelab.recipes.recipe import Outcome, Outcomes, Size
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Table
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, ratio_column, text_column
@@ -29,6 +29,8 @@ from scalelab.workloads.options import TransformerOptions
 UNTOLD = "This run does not show it"
 RANDOM = "synthetic"
 """The option of workloads for random data."""
+LEAST_TASKS = 3
+"""Rows that measured one configuration, for its spread to be told."""
 MOST_VALUES = 4
 """That a setting lists."""
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share")
@@ -108,6 +110,27 @@ def compare_estimates(one: Estimate, other: Estimate) -> int:
     lows = [found.value if found.low is None else found.low for found in (one, other)]
     highs = [found.value if found.high is None else found.high for found in (one, other)]
     return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
+
+
+def compare_tasks(rows: Mapping[str, Outcomes]) -> Iterator[str]:
+    """How much one configuration differs between the rows that measured it: only ratios within a row compare."""
+    found: dict[tuple[str, ...], dict[str, Arm]] = {}
+    for row, outcomes in rows.items():
+        for arm in (arm for outcome in outcomes.values() for arm in list_arms(outcome)):
+            trial = arm.trial
+            if trial.workload in BUILT_IN and not trial.perturbation.seconds and not trial.training_run:
+                model, size = make_options(trial.workload, trial.options).label, f"{trial.strategy} × {trial.num_ranks}"
+                alike = (f"{model}, {size}, batch {trial.global_batch}", trial.dtype, str(trial.spreading))
+                found.setdefault(alike, {}).setdefault(row, arm)
+    most = max(found, key=lambda alike: len(found[alike]), default=("",))
+    steps = sorted((arm.step.value, row) for row, arm in found.get(most, {}).items())
+    if len(steps) < LEAST_TASKS:
+        return
+    low, high = (f"{format_quantity('seconds', seconds)} ({row})" for seconds, row in (steps[0], steps[-1]))
+    yield (
+        f"a step of {most[0]}, took {low} to {high}: rows ran one after the other beside changing load, so only ratios"
+        " within a row compare"
+    )
 
 
 def read_memory(arm: Arm) -> int | None:

@@ -90,9 +90,10 @@ class Question(NamedTuple):
     @property
     def heading(self) -> str:
         """A question as it is; a numbered task with a colon; a heading or a conclusion in quotation marks."""
-        if self.asked.endswith("?"):
-            return self.asked
-        return f"{self.asked}:" if NUMBERED.match(self.asked) else f"“{self.asked}”:"
+        asked = self.asked.replace("`", "")
+        if asked.endswith("?"):
+            return asked
+        return f"{asked}:" if NUMBERED.match(asked) else f"“{asked}”:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,8 @@ class Check:
     """What was published."""
     computed: str
     """What follows from the numbers."""
-    holds: bool
+    holds: bool | None
+    """None: the numbers neither give nor refute it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import describe_trials, divide_published, is_comparable, join_some, print_published
+from scalelab.recipes.evidence import (
+    compare_tasks,
+    describe_trials,
+    divide_published,
+    is_comparable,
+    join_some,
+    print_published,
+)
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
 from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
@@ -18,7 +25,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, Find
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
-from scalelab.units import format_count, format_quantity, is_known
+from scalelab.units import format_count, format_quantity, format_share, is_known
 
 ROWS = FindingKind(
     "reproduction",
@@ -43,9 +50,12 @@ MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
 """Configurations that a merged warning names."""
-AGREES, UNRESOLVED, OTHER_MACHINE = "agrees", "unresolved", "other machine"
+AGREES, UNRESOLVED, OTHER_MACHINE, IMPRECISE = "agrees", "unresolved", "other machine", "too imprecise"
+WIDEST = 0.25
+"""Of a number: with a wider interval, agreement says nothing."""
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
+    f"{IMPRECISE}: it is within our interval, but that is wider than ± {format_share(WIDEST)} of our number",
     f"{OTHER_MACHINE}: absolute numbers of another machine, model size or data set do not compare",
 )
 
@@ -90,7 +100,7 @@ def judge_main(main: Main | None, size: Size) -> str | None:
         return UNRESOLVED
     low, high = (ours.value if end is None else end for end in (ours.low, ours.high))
     if low <= main.published <= high:
-        return AGREES
+        return IMPRECISE if max(high - ours.value, ours.value - low) > WIDEST * abs(ours.value) else AGREES
     return f"{format_quantity('ratio', divide_published(ours.value, main.published))}×"
 
 
@@ -108,15 +118,24 @@ def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
         main = mains[one.row.id]
         return None if main.ours is None else format_quantity(main.quantity, main.ours)
 
+    notes = [note for note in VERDICT_NOTES if not note.startswith(IMPRECISE) or IMPRECISE in verdicts.values()]
     return make_table(
         rows,
         text_column("row", "row", lambda one: one.row.id),
         text_column("number", "main number", lambda one: mains[one.row.id].what),
         text_column("ours", "here", read_ours, align="right"),
         text_column("published", "published", read_published, align="right") if is_compared else None,
-        text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or one.state),
-        notes=VERDICT_NOTES if any(verdicts.values()) else (),
+        text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or name_state(one)) if is_compared else None,
+        notes=(
+            *(notes if any(verdicts.values()) else ()),
+            *compare_tasks({one.row.id: one.shown for one in rows}),
+        ),
     )
+
+
+def name_state(one: Concluded) -> str | None:
+    """What became of a row without a verdict, unless it simply ran."""
+    return None if one.state == "run" else one.state
 
 
 def make_state_table(rows: Sequence[Concluded]) -> Table:
@@ -142,8 +161,9 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
     which = f" (not: {', '.join(missing)})" if missing and ran else ""
     verdicts = [judge_main(one.answer.main, size) for one in rows]
     comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_MACHINE)]
-    num_agree = comparable.count(AGREES)
-    said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree" if comparable else ""
+    num_agree, num_wide = comparable.count(AGREES), comparable.count(IMPRECISE)
+    wide = f", {num_wide} {'is' if num_wide == 1 else 'are'} too imprecise to tell" if num_wide else ""
+    said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree{wide}" if comparable else ""
     yield ROWS(
         "",
         f"{len(ran)} of {format_count(num_rows, 'row')} ran{which}{said}.",
@@ -153,10 +173,12 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
         agree=num_agree,
     )
     if checks:
-        failed = list(dict.fromkeys(check.id for check in checks if not check.holds))
-        hold = sum(check.holds for check in checks)
-        which = f" (not: {', '.join(failed)})" if failed else ""
-        words = f"Published claims that hold when recomputed: {hold} of {len(checks)}{which}."
+        failed = list(dict.fromkeys(check.id for check in checks if check.holds is False))
+        unproved = list(dict.fromkeys(check.id for check in checks if check.holds is None))
+        hold = sum(check.holds is True for check in checks)
+        named = {"not": failed, "neither given nor refuted by its numbers": unproved}
+        which = "; ".join(f"{words}: {', '.join(ids)}" for words, ids in named.items() if ids)
+        words = f"Published claims that hold when recomputed: {hold} of {len(checks)}{f' ({which})' if which else ''}."
         yield CHECKS("", words, claims=len(checks), hold=hold)
     for one, verdict in zip(rows, verdicts, strict=True):
         main = one.answer.main
@@ -279,7 +301,7 @@ def make_check_table(checks: Sequence[Check]) -> Table:
     return make_table(
         checks,
         text_column("row", "row", lambda check: check.id),
-        text_column("holds", "holds", lambda check: "yes" if check.holds else "no"),
+        text_column("holds", "holds", lambda check: {True: "yes", False: "no", None: "open"}[check.holds]),
         text_column("check", "published → recomputed", lambda check: f"{check.claim} → {check.computed}"),
     )
 
@@ -358,8 +380,9 @@ def _merge_alike(group: Sequence[Found]) -> Caution:
     others = list(dict.fromkeys(_name(one) for one in group[1:] if one.caution.subject and _name(one) != _name(first)))
     more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
     also = f" (also {', '.join(others[:MOST_NAMED])}{more})" if others else ""
-    commands = ", ".join(dict.fromkeys(one.command for one in group if one.command))
-    step = f"{first.caution.next_step}, with {commands}" if commands else first.caution.next_step
+    commands = list(dict.fromkeys(one.command for one in group if one.command))
+    way = commands[0] if len(commands) == 1 else "scalelab run and the study of each row" if commands else ""
+    step = f"{first.caution.next_step}, with {way}" if way else first.caution.next_step
     return replace(first.caution, subject=rows, message=f"{rows}: {first.caution.message}{also}", next_step=step)
 
 

@@ -186,6 +186,17 @@ class Reproduce(Study):
         """As in `s2.strong.ddp-2`."""
         return ".".join(trial.configuration.split(".", 2)[:2])
 
+    def name_part(self, trial: Trial) -> tuple[str, str]:
+        """The row and what it calls the part, such as `R2` and `batch 8`."""
+        prefix, key, _ = trial.configuration.split(".", 2)
+        row = next((row for row in self.rows if row.prefix == prefix and key in row.parts), None)
+        return (row.id, row.name_part(key)) if row else (prefix.upper(), key)
+
+    def find_warmup(self, trial: Trial) -> int | None:
+        (prefix, key), own = _split_name(trial)
+        study = self.measured_parts.get((prefix, key))
+        return study.find_warmup(own) if study else None
+
     def find_site(self, trial: Trial) -> Site | None:
         name, own = _split_name(trial)
         return self.measured_parts[name].find_site(own)

@@ -38,7 +38,7 @@ from scalelab.studies.batch_size import check_batches, describe_saturation, warn
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.sampling import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, explain_marks, find_marks
-from scalelab.units import format_known, format_quantity, format_share
+from scalelab.units import format_known, format_quantity, format_share, format_times
 
 Reading = Literal["global", "per-rank"]
 READING_WORDS: dict[Reading, str] = {"global": "batch shared by all ranks", "per-rank": "batch on each rank"}
@@ -310,9 +310,13 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
             yield DOUBLING("", text, global_batch=batch, gain=gain)
             return
     if doubled:
-        last = 2 * max(doubled)
-        text = f"Throughput has not saturated at global batch {last}: each doubling still gained 5 % or more."
-        yield DOUBLING("", text, global_batch=None)
+        last = max(doubled)
+        gain = estimate_ratio(by_batch[last].clean, by_batch[2 * last].clean).map(lambda ratio: 2 * ratio)
+        text = (
+            f"Throughput has not saturated at global batch {2 * last}: doubling {last} to {2 * last} still gives"
+            f" {format_times(gain)} as much."
+        )
+        yield DOUBLING("", text, global_batch=None, gain=gain)
 
 
 def describe_model(answer: BatchAnswer) -> Iterator[Finding]:

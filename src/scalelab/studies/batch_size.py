@@ -309,11 +309,14 @@ def describe_saturation(measured: Sequence[Arm], fit: SaturationFit | None) -> I
     last = measured[-1].trial.batch_per_rank
     reached = min(last / measured[-1].step.value / most.value, 1.0)
     beyond = "" if enough.value <= last else " (an extrapolation beyond the batches measured)"
+    ranks = measured[-1].trial.num_ranks
+    each_rank = f" per rank ({format_quantity('number', ranks * half.value)} global)" if ranks > 1 else ""
+    of_rank = " per rank" if ranks > 1 else ""
     yield SATURATION(
         "",
-        f"Throughput reaches half its maximum at batch {format_quantity('number', half)} and"
-        f" {format_share(SATURATED_SHARE)} at {format_quantity('number', enough)}{beyond}; batch {last} reaches"
-        f" {format_share(reached)}.",
+        f"Throughput reaches half its maximum at batch {format_quantity('number', half)}{each_rank} and"
+        f" {format_share(SATURATED_SHARE)} at {format_quantity('number', enough)}{beyond}; batch {last}{of_rank}"
+        f" reaches {format_share(reached)}.",
         half_batch=half,
         saturated_batch=enough,
         reached=reached,

@@ -29,6 +29,7 @@ from scalelab.studies.shared.step_charts import (
     plot_spread,
     thin,
 )
+from scalelab.studies.throughput import Throughput
 from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, answer, make_strong, set_machine
@@ -166,8 +167,8 @@ def test_a_long_warm_up_of_one_study_of_a_recipe_is_not_taken_off_another() -> N
 
 
 def test_nothing_measured_draws_nothing() -> None:
-    assert plot_spread([], {}) is None
-    assert list(plot_series([])) == []
+    assert plot_spread(Throughput(), [], {}) is None
+    assert list(plot_series(Throughput(), [])) == []
 
 
 def test_points_are_left_out_evenly() -> None:

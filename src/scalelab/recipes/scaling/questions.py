@@ -5,12 +5,12 @@ Every function gives the answers of one row, in the order of its questions; noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, estimate_ratio, judge, pair_medians
+from scalelab.analysis.speedup import communication_by_ablation
+from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     compare_estimates,
@@ -25,17 +25,13 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Option
-from scalelab.studies.batch_scaling import DOUBLING
-from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
 from scalelab.studies.model_size import EXPOSED_BY_SIZE
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
-from scalelab.studies.scaling.answer import AMDAHL, LOSS
+from scalelab.studies.scaling.answer import AMDAHL
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.breakdown import WAITING
-from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
-from scalelab.studies.straggler import STRAGGLER
-from scalelab.studies.strategies.report import EXCESS, UTILIZATION, VARIATION
-from scalelab.units import format_bytes, format_interval, format_share, is_known
+from scalelab.studies.shared.losses import LOSSES_EQUAL
+from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
+from scalelab.units import choose_unit, format_bytes, format_share, format_value, is_known
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
@@ -89,8 +85,34 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     return {
         "linear": f"{said}. Over {over} on one rank, {listed}.",
         "drop": place,
-        "quantitative": join(*quote(outcome, LOSS.name, AMDAHL.name)) or f"{UNTOLD}: the loss is within its interval.",
+        "quantitative": join(
+            *(split_step(plain, arm, over) for arm in spread if arm.trial.num_ranks in below or arm not in fair),
+            *quote(outcome, AMDAHL.name),
+        )
+        or f"{UNTOLD}: the loss is within its interval.",
     }
+
+
+def split_step(plain: Arm, arm: Arm, over: str) -> str:
+    """A step as its ideal, exposed communication and the rest, in numbers that add up as they are printed."""
+    if not any(arm.comm_free):
+        return ""
+    ranks, exposed = arm.trial.num_ranks, communication_by_ablation(arm.clean, arm.comm_free).seconds
+    chosen = choose_unit("seconds", [arm.step])
+    unit = replace(chosen, decimals=max(chosen.decimals, 1))
+    parts = (arm.step.value, plain.step.value / ranks, exposed.value)
+    whole, ideal, sent = (round(part / unit.factor, unit.decimals) for part in parts)
+    rest = whole - ideal - sent
+    said = [f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (whole, ideal, sent, abs(rest))]
+    slow = (
+        f"+ {said[3]} of compute that does not shrink with the batch or slows down beside other ranks"
+        if rest >= 0
+        else f"− {said[3]} by which compute is faster than its ideal"
+    )
+    return (
+        f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
+        f" communication {slow}: {said[1]} of {said[0]} is {format_share(ideal / whole)}."
+    )
 
 
 def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | None:
@@ -109,31 +131,55 @@ def name_ranks(arm: Arm) -> str:
 
 
 def answer_sizes(outcome: Outcome | None) -> Answers:
-    cases = list_cases(outcome)
-    if len(cases) < 2:
+    by_size = list_sizes(outcome)
+    if len(by_size) < 2:
         return {}
-    (small_one, small_many), (large_one, large_many) = cases[0], cases[-1]
-    small, large = divide_steps(small_one, small_many), divide_steps(large_one, large_many)
-    if small is None or large is None:
+    small, large = by_size[0], by_size[-1]
+    speedups = {
+        ranks: (divide_steps(small[1], small[ranks]), divide_steps(large[1], large[ranks]))
+        for ranks in sorted(small.keys() & large.keys())
+        if ranks > 1
+    }
+    known = {ranks: (one, other) for ranks, (one, other) in speedups.items() if one is not None and other is not None}
+    if not known:
         return {}
-    ranks = large_many.trial.num_ranks
-    verdict = compare_estimates(large, small)
-    which = {1: "In the large one", -1: "In the small one", 0: f"{UNTOLD}, as the intervals overlap"}[verdict]
-    rates = [f"{find_flops(arm) / 1e9:.3g} GFLOP/s ({name(arm)})" for arm in (small_one, large_one)]
-    differ = f"the speedups above {'do not differ' if verdict == 0 else 'differ'} beyond their intervals"
+    verdicts = {ranks: compare_estimates(of_large, of_small) for ranks, (of_small, of_large) in known.items()}
+    listed = "; ".join(
+        f"{name_ranks(large[ranks])}: {say_wide('ratio', of_large)} for {name(large[1])}, {say_wide('ratio', of_small)}"
+        f" for {name(small[1])}"
+        for ranks, (of_small, of_large) in known.items()
+    )
+    fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
+    rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
     return {
-        "efficient": f"{which}. Speedup on {ranks} ranks over one: {say_wide('ratio', large)} for {name(large_one)},"
-        f" {say_wide('ratio', small)} for {name(small_one)}.",
+        "efficient": f"{judge_sizes(verdicts)} Speedup over one rank, {listed}.",
         "differ": join(
             "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
             " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
-            f" bucket; caches hold a small model only. Here, a step on {ranks} ranks takes"
-            f" {say_wide('seconds', small_many.step)} and {say_wide('seconds', large_many.step)}, one rank computes at"
-            f" {' and '.join(rates)}, and {differ}.",
+            f" bucket; caches hold a small model only. Here, a step on {fair} ranks takes"
+            f" {say_wide('seconds', small[fair].step)} and {say_wide('seconds', large[fair].step)}, and one rank"
+            f" computes at {' and '.join(rates)}.",
             *quote(outcome, EXPOSED_BY_SIZE.name),
         ),
-        "bottleneck": find_threshold([many for _, many in cases]),
+        "bottleneck": find_threshold([arms[ranks] for arms in (small, large) for ranks in known]),
     }
+
+
+def judge_sizes(verdicts: Mapping[int, int]) -> str:
+    """Which model DDP speeds up more, by the number of ranks: 1 the large one, −1 the small one, 0 not resolved."""
+    words = {1: "In the large one", -1: "In the small one"}
+    clear = {sign: [ranks for ranks, found in verdicts.items() if found == sign] for sign in words}
+    said = [f"{words[sign]}: clear on {join_ranks(found)}" for sign, found in clear.items() if found]
+    if not said:
+        return f"{UNTOLD}, as the intervals overlap."
+    open_ranks = [ranks for ranks, found in verdicts.items() if found == 0]
+    rest = f"; not resolved on {join_ranks(open_ranks)}" if open_ranks else ""
+    return f"{'. '.join(said)}{rest}."
+
+
+def join_ranks(ranks: Sequence[int]) -> str:
+    """`2 and 4 ranks`."""
+    return f"{' and '.join(map(str, ranks))} ranks"
 
 
 def find_flops(arm: Arm) -> float:
@@ -142,19 +188,13 @@ def find_flops(arm: Arm) -> float:
     return options.flops_per_sample() * arm.trial.global_batch / arm.step.value
 
 
-def list_cases(outcome: Outcome | None) -> list[tuple[Arm, Arm]]:
-    """One rank and the most ranks with cores of their own of every model, the smallest model first."""
-    found: dict[Option, list[Arm]] = {}
+def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
+    """The arms of every model by number of ranks, one rank among them; the smallest model first."""
+    found: dict[Option, dict[int, Arm]] = {}
     for arm in list_arms(outcome):
-        if arm.trial.is_oversubscribed:
-            continue
-        found.setdefault(arm.trial.options["dim"], []).append(arm)
-    pairs = []
-    for arms in found.values():
-        ordered = sorted(arms, key=lambda arm: arm.trial.num_ranks)
-        if ordered[0].trial.num_ranks == 1 < ordered[-1].trial.num_ranks:
-            pairs.append((ordered[0], ordered[-1]))
-    return sorted(pairs, key=lambda pair: count_parameters(pair[0]))
+        found.setdefault(arm.trial.options["dim"], {}).setdefault(arm.trial.num_ranks, arm)
+    complete = [arms for arms in found.values() if 1 in arms and len(arms) > 1]
+    return sorted(complete, key=lambda arms: count_parameters(arms[1]))
 
 
 def find_threshold(cases: Sequence[Arm]) -> str:
@@ -164,22 +204,34 @@ def find_threshold(cases: Sequence[Arm]) -> str:
     their ratio r is known from one measurement: it is 1 at r·b samples per rank, over a link r times as fast, or, with
     the global batch fixed, at 1 + (N − 1)/r ranks.
     """
+    bound = [f"{name(arm)} on {name_ranks(arm)}" for arm in cases if is_bound_by_sending(arm)]
+    here = f" Here it is for {' and '.join(bound)}." if bound else ""
     return join(
-        "When the all-reduce of a step takes longer than its computing.",
-        *(describe_balance(arm) for arm in cases),
+        f"When the all-reduce of a step takes longer than its computing.{here}",
+        *(describe_balance(arm) for arm in cases if not arm.trial.is_oversubscribed or is_bound_by_sending(arm)),
         "Computing grows with the samples of a rank while the gradients keep their bytes.",
         "With the global batch fixed, the samples of a rank shrink as 1/N: more ranks end on the side of"
         " communication.",
     )
 
 
+def measure_balance(arm: Arm) -> Estimate | None:
+    """Exposed communication over computing: a step over one without communication, less 1."""
+    return estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1) if any(arm.comm_free) else None
+
+
+def is_bound_by_sending(arm: Arm) -> bool:
+    ratio = measure_balance(arm)
+    return ratio is not None and ratio.low is not None and ratio.low > 1
+
+
 def describe_balance(arm: Arm) -> str:
     """Exposed communication over computing in one case, and what follows; within its interval."""
     ranks, batch = arm.trial.num_ranks, arm.trial.batch_per_rank
-    where = f"{name(arm)} on {ranks} ranks with {batch} samples each"
-    if not any(arm.comm_free):
+    where = f"{name(arm)} on {name_ranks(arm)} with {batch} samples each"
+    ratio = measure_balance(arm)
+    if ratio is None:
         return f"{where}: not measured without communication."
-    ratio = estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1)
     if ratio.low is None or ratio.high is None:
         return f"{where}: unknown, because this run has no interval."
     listed = f"{where}: exposed communication over computing is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
@@ -191,7 +243,12 @@ def describe_balance(arm: Arm) -> str:
     threshold, limit = scale_text(ratio, batch), ratio.map(lambda r: 1 + (ranks - 1) / r)
     verdict = "this run does not show which of the two is the bottleneck"
     if ratio.low > 1:
-        verdict = f"communication is the bottleneck; a link {ratio.value:.1f} times as fast would even them out"
+        exposed = ratio.value / (1 + ratio.value) * arm.step.value
+        cause = "; it includes waiting for a core" if arm.trial.is_oversubscribed else ""
+        verdict = (
+            f"communication is the bottleneck, {say_wide('seconds', exposed)} of a step of"
+            f" {say_wide('seconds', arm.step.value)}{cause}"
+        )
     elif ratio.high < 1:
         verdict = f"computing is the bottleneck, up to {limit.value:.0f} ranks at this global batch"
     return f"{listed}, so the threshold is {threshold} samples per rank and {verdict}."
@@ -228,6 +285,7 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
             f" {format_bytes(each)} here and never more than {format_bytes(2 * model)}, bucket by bucket while backward"
             " still runs. In DP the bytes through device 0, 2·M·(N − 1), grow with the devices.",
             f"Here a DP step takes {say_wide('ratio', ratio)} times as long as a DDP step{emulated}: {verdict}.",
+            name_other_programs(outcome),
             *quote(outcome, VARIATION.name),
         ),
         "acceptable": (
@@ -239,143 +297,11 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
     }
 
 
-def answer_delay(outcome: Outcome | None) -> Answers:
-    arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
-    ranks = max((n for (n, _), arm in arms.items() if not arm.trial.is_oversubscribed), default=1)
-    delays = sorted(delay for num_ranks, delay in arms if num_ranks == ranks and (1, delay) in arms)
-    if ranks == 1 or len(delays) < 2:
-        return {}
-    speedups = {delay: divide_steps(arms[1, delay], arms[ranks, delay]) for delay in delays}
-    curve = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
-    one = arms[1, 0.0].step.value
-    laws = {delay: predict_speedup(arms, ranks, delay) for delay in delays if delay}
-    law = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
-    longest = delays[-1]
-    serial = longest / (one + longest)
-    return {
-        "scaling": join(
-            f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
-            " sleep at once, so the delay is added to a step on any number of ranks and divided among none: it moves"
-            " the speedup toward 1.",
-            *quote_added(outcome, delays[1]),
-        ),
-        "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
-        f" from T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
-        "amdahl": join(
-            f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
-            f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
-            f" {1 / serial:.1f} times.",
-            *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
-        ),
-    }
-
-
-def predict_speedup(arms: Mapping[tuple[int, float], Arm], ranks: int, delay: float) -> Estimate | None:
-    """(T₁ + d)/(T_N + d) from the steps without a delay, round by round, as the study's table has it."""
-    one, many = ([[step + delay for step in steps] for steps in arms[n, 0.0].clean] for n in (1, ranks))
-    return estimate_ratio(one, many)
-
-
-def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
-    """What a delay adds to a step, unless it came out impossible."""
-    for finding in outcome.document.findings if outcome and outcome.document else ():
-        is_wanted = finding.kind == ADDED.name and finding.subject == format_delay(delay)
-        if is_wanted and finding.values.get("seconds") is not None:
-            yield finding.text
-
-
-def judge_change(before: Estimate | None, after: Estimate | None) -> str:
-    if before is None or after is None:
-        return UNTOLD
-    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}, as the intervals overlap"}
-    return words[compare_estimates(after, before)]
-
-
-def judge_curve(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:
-    """Whether speedups between the shortest and the longest delay leave the straight line between those two."""
-    if len(delays) < 3:
-        return f"{UNTOLD}: a curve needs three delays."
-    medians = pair_medians([arms[n, delay].clean for n in (1, ranks) for delay in delays])
-    if medians.shape[1] < 2:
-        return f"{UNTOLD}: too few launches completed."
-    speedups, places = medians[: len(delays)] / medians[len(delays) :], np.asarray(delays)
-    shares = ((places - places[0]) / (places[-1] - places[0]))[1:-1, None]
-    apart = estimate_location((speedups[1:-1] - (1 - shares) * speedups[0] - shares * speedups[-1]).mean(axis=0))
-    found = f"between the shortest and the longest delay it is {abs(apart.value):.2f}"
-    if apart.high is not None and apart.high < 0:
-        return f"Non-linearly, fast at first and then ever slower: {found} below the straight line."
-    if apart.low is not None and apart.low > 0:
-        return f"Non-linearly, slowly at first and then faster: {found} above the straight line."
-    width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
-    return f"{UNTOLD}: the deviation from a straight line is {apart.value:+.2f}{width}.".replace("-", "−")
-
-
-def answer_batches(outcome: Outcome | None) -> Answers:
-    speedups: dict[int, Estimate] = {}
-    for arm in list_spread(outcome):
-        plain = find_arm(outcome, num_ranks=1, global_batch=arm.trial.global_batch)
-        found = divide_steps(plain, arm)
-        if found is not None:
-            speedups[arm.trial.global_batch] = found
-    if len(speedups) < 2:
-        return {}
-    first, last = min(speedups), max(speedups)
-    same = "The gradients have the same bytes at every batch while computing grows with it"
-    verdict, why = {
-        1: ("Yes", f"{same}, so their share of a step shrinks."),
-        -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
-        0: (f"{UNTOLD}, as the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
-    }[compare_estimates(speedups[last], speedups[first])]
-    listed = ", ".join(
-        f"{say_wide('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items())
-    )
-    return {
-        "improve": f"{verdict}. Speedup over one rank: {listed}. {why}",
-        "saturate": join(*quote(outcome, DOUBLING.name)) or f"{UNTOLD}: no doubling is resolved.",
-    }
-
-
-def answer_straggler(outcome: Outcome | None) -> Answers:
-    arms = list_arms(outcome)
-    slow = next((arm for arm in arms if arm.trial.perturbation.seconds), None)
-    if slow is None:
-        return {}
-    delay, ranks = slow.trial.perturbation.seconds, slow.trial.num_ranks
-    usual = next((arm for arm in arms if not arm.trial.perturbation.seconds and arm.trial.num_ranks == ranks), None)
-    cost = estimate_difference(slow.clean, usual.clean) if usual else None
-    longer = UNTOLD
-    if usual is not None and cost is not None:
-        ratio, whole = divide_steps(slow, usual), usual.step.value + delay
-        times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
-        is_longer = (cost.low or 0) > 0 or (ratio is not None and (ratio.low or 0) > 1)
-        verdict = "Every step, and so the whole training run, gets longer" if is_longer else f"{UNTOLD} beyond doubt"
-        longer = (
-            f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
-            f" One rank sleeps {1e3 * delay:g} ms and all wait for it; with all of its sleep added, a step would take"
-            f" {say_wide('seconds', whole)}."
-        )
-    return {
-        "training_time": longer,
-        "synchronization": join(
-            "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
-            f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
-            compare_losses(slow, usual),
-            *quote(outcome, STRAGGLER.name, subject=slow.label),
-            *quote(outcome, WAITING.name),
-        ),
-    }
-
-
-def compare_losses(slow: Arm, usual: Arm | None) -> str:
-    """Whether a slow rank changes what is learnt."""
-    if usual is None or not read_losses(slow) or not read_losses(usual):
-        return ""
-    step = find_first_difference(read_losses(slow), read_losses(usual))
-    return (
-        "Losses are bit-equal with and without it: only time is lost."
-        if step is None
-        else (f"Losses differ from step {step} on.")
-    )
+def name_other_programs(outcome: Outcome | None) -> str:
+    """The load of other programs under each strategy, which a difference between strategies may come from."""
+    cautions = outcome.document.cautions if outcome and outcome.document else ()
+    found = [one.message for one in cautions if one.kind == OTHER_PROGRAMS.name]
+    return f"Not all of that need be the strategy: {'; '.join(found)}." if found else ""
 
 
 def join(*sentences: str) -> str:

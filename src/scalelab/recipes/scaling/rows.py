@@ -26,12 +26,10 @@ from scalelab.recipes.recipe import (
     pair_questions,
     read_published,
 )
+from scalelab.recipes.scaling.challenge import answer_batches, answer_delay, answer_straggler, describe_slow_rank
 from scalelab.recipes.scaling.questions import (
     Answers,
-    answer_batches,
-    answer_delay,
     answer_sizes,
-    answer_straggler,
     answer_strategies,
     answer_strong,
     answer_timing,
@@ -43,13 +41,14 @@ from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay import Delay
 from scalelab.studies.model_size import DOMINANT, ModelSize
 from scalelab.studies.reproducibility import Reproducibility
+from scalelab.studies.scaling.answer import LINEARITY, LOSS
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.breakdown import plot_rank_parts
+from scalelab.studies.shared.breakdown import WAITING, plot_rank_parts
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
-from scalelab.studies.straggler import Straggler
+from scalelab.studies.straggler import STRAGGLER, Straggler
 from scalelab.studies.strategies.study import Strategies
 from scalelab.workloads.options import MlpOptions
 
@@ -163,7 +162,9 @@ def make_s2(size: Size) -> Row:
 
 def answer_s2(outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("strong")
-    return Answer(main=find_speedup("", list_arms(outcome)), sentences=quote(outcome))
+    apart = quote(outcome, LINEARITY.name, LOSS.name, WAITING.name)  # over ddp × 1, or advice
+    sentences = tuple(sentence for sentence in quote(outcome) if sentence not in apart)
+    return Answer(main=find_speedup("", list_arms(outcome)), sentences=sentences)
 
 
 def make_s3(size: Size) -> Row:
@@ -273,8 +274,13 @@ def make_s5c(size: Size) -> Row:
 
     def draw(outcomes: Outcomes) -> Answer:
         """The delayed step first."""
-        arms = sorted(list_arms(outcomes.get("slow")), key=lambda arm: -arm.trial.perturbation.seconds)
-        return replace(row.conclude(outcomes), charts=keep_charts(*map(plot_rank_parts, arms)))
+        outcome = outcomes.get("slow")
+        arms = sorted(list_arms(outcome), key=lambda arm: -arm.trial.perturbation.seconds)
+        answer = row.conclude(outcomes)
+        apart = quote(outcome, STRAGGLER.name, WAITING.name)
+        rest = [sentence for sentence in answer.sentences if sentence not in apart]
+        own = [said for arm in arms[:1] for said in describe_slow_rank(outcome, arm)]
+        return replace(answer, sentences=(*own, *rest), charts=keep_charts(*map(plot_rank_parts, arms)))
 
     return replace(row, conclude=draw)
 
@@ -315,8 +321,8 @@ def make_checks() -> list[Check]:
             claim=f"{large.label} is compute-bound, {small.label} communication-bound",
             computed=f"{large.label} has {more_bytes:.1f} times the bytes (4P) and {more_operations:.1f} times the"
             f" operations (6PB) of {small.label}: {1e3 * ratios[0]:.2f} and {1e3 * ratios[1]:.2f} bytes per thousand"
-            " operations, so size alone does not decide it",
-            holds=not is_alike,
+            " operations, so it does not follow from size alone",
+            holds=None if is_alike else True,
         )
     ]
 

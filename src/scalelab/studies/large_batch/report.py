@@ -290,10 +290,11 @@ def _describe_noise(arms: Arms, scales: Scales) -> Iterator[Finding]:
     by_epoch = [(epoch, scale.batch) for epoch, scale in scales.items() if epoch is not None and scale.batch]
     over_time = ""
     if len(by_epoch) > 1:
-        (first, begin), (last, end) = by_epoch[0], by_epoch[-1]
-        over_time = f" ({_format_scale(begin)} in epoch {first}, {_format_scale(end)} in epoch {last})"
+        ends = [choose(by_epoch, key=lambda pair: pair[1].value) for choose in (min, max)]
+        said = " and ".join(f"{_format_scale(scale)} in epoch {epoch}" for epoch, scale in ends)
+        over_time = f", by epoch between {said}"
     places = f"{_place_batch(small, whole.batch)}, {_place_batch(large, whole.batch)}"
-    text = f"The gradient noise scale is {_format_scale(whole.batch)} samples{over_time}: {places}."
+    text = f"The gradient noise scale is {_format_scale(whole.batch)} samples{over_time}; {places}."
     yield NOISE_SCALE("", text, noise_batch=whole.batch)
     if whole.batch.low is None:
         return
@@ -351,7 +352,8 @@ def find_learning_cautions(arms: Arms, scales: Scales, num_epochs: int) -> Itera
     """What failed, what is too short, and what rests on too few seeds."""
     for arm in arms.values():
         yield from name_failure(arm.label, arm.results, is_measured=bool(arm.completed))
-    fewest = min((len(arm.completed) for arm in arms.values() if arm.completed), default=FEWEST_FOR_SIGNED_RANK)
+    compared = [len(arm.completed) for name, arm in arms.items() if arm.completed and name != NOISE]
+    fewest = min(compared, default=FEWEST_FOR_SIGNED_RANK)
     if fewest < FEWEST_FOR_SIGNED_RANK:
         luck, normal = "a difference may be luck of the initial weights", "intervals assume normally distributed seeds"
         words = f"{format_count(fewest, 'seed')}: {luck if fewest == 1 else normal}"

@@ -59,7 +59,7 @@ def add_general_charts(
     """The document with what its steps look like; the same one where no step was timed."""
     arms = list_arms(study, results)
     missing = list_missing(arms, planned) if any(arm.is_measured for arm in arms) else {}
-    charts = [plot_spread(arms, missing), *plot_series(arms)]
+    charts = [plot_spread(study, arms, missing), *plot_series(study, arms)]
     sections = [Section(heading="Step by step", charts=tuple(chart for chart in charts if chart is not None))]
     parts: dict[str, list[Arm]] = {}
     for arm in arms:
@@ -85,11 +85,10 @@ def find_row(sections: Sequence[Section], part: str) -> int | None:
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
     """The configurations that train something, without the warm-up that the study drops."""
     trained = [result for result in results if result.trial.takes_steps]
-    warmup = study.sampling.warmup if study.sampling else None
     parts: dict[str, list[TrialResult]] = {}
     for result in map(study.count_steps, trained):
         parts.setdefault(study.find_part(result.trial), []).append(result)
-    return [arm for part in parts.values() for arm in group_arms(part, warmup).values()]
+    return [arm for part in parts.values() for arm in group_arms(part, study.find_warmup(part[0].trial)).values()]
 
 
 def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str]:
@@ -102,13 +101,13 @@ def list_missing(arms: Sequence[Arm], planned: Iterable[Trial]) -> dict[str, str
     return found
 
 
-def plot_spread(arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None:
+def plot_spread(study: Study, arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None:
     """The distribution of step times of every configuration."""
     measured = [arm for arm in arms if arm.is_measured]
     if not measured:
         return None
     shown = measured[:MOST_ROWS]
-    labels = name_apart(shown)
+    labels = name_apart(study, shown)
     rows: list[Made] = []
     points: list[Made] = []
     num_all = 0
@@ -138,24 +137,28 @@ def plot_spread(arms: Sequence[Arm], missing: Mapping[str, str]) -> Chart | None
     return plot_distribution(title=title, rows=rows, points=points, failed=failed, caption=" ".join(said))
 
 
-def name_apart(arms: Sequence[Arm]) -> list[str]:
-    """The labels of arms; in a recipe, whose rows share some, with the row and its part."""
+def name_apart(study: Study, arms: Sequence[Arm]) -> list[str]:
+    """The labels of arms; in a recipe, whose rows share some, with the row, and where need be with its part."""
     labels = [arm.label for arm in arms]
-    return [name_in_row(arm) if labels.count(arm.label) > 1 else arm.label for arm in arms]
+    for is_whole in (False, True):
+        named = [name_in_row(study, arm, is_whole=is_whole) for arm in arms]
+        labels = [name if labels.count(label) > 1 else label for label, name in zip(labels, named, strict=True)]
+    return labels
 
 
-def name_in_row(arm: Arm) -> str:
-    """`S2 strong, plain loop` for `s2.strong.single-1`; the configuration itself outside of recipes."""
-    row, _, rest = arm.configuration.partition(".")
-    part, _, own = rest.partition(".")
-    return f"{row.upper()} {part}, {arm.label}" if own else arm.configuration
+def name_in_row(study: Study, arm: Arm, *, is_whole: bool) -> str:
+    """`S2, plain loop` or `S2 strong, plain loop` for `s2.strong.single-1`; the configuration outside of recipes."""
+    row, part = study.name_part(arm.trial)
+    if not row:
+        return arm.configuration
+    return f"{row} {part}, {arm.label}" if is_whole and part else f"{row}, {arm.label}"
 
 
-def plot_series(arms: Sequence[Arm]) -> Iterator[Chart]:
+def plot_series(study: Study, arms: Sequence[Arm]) -> Iterator[Chart]:
     """The steps of every configuration in order."""
     measured = [arm for arm in arms if arm.is_measured]
     shown = measured[:MOST_SERIES]
-    for arm, label in zip(shown, name_apart(shown), strict=True):
+    for arm, label in zip(shown, name_apart(study, shown), strict=True):
         chart = plot_arm(arm, label, SERIES_POINTS // len(shown))
         if arm is shown[-1] and len(measured) > len(shown):
             rest = count_rest(len(measured) - len(shown), "configuration", "not drawn step by step")

@@ -102,6 +102,14 @@ class Study:
         """The part of the study that a trial belongs to: each part drops a warm-up of its own."""
         return ""
 
+    def name_part(self, trial: Trial) -> tuple[str, str]:
+        """The row of a recipe that a trial belongs to, and what the row calls that part; empty outside of recipes."""
+        return "", ""
+
+    def find_warmup(self, trial: Trial) -> int | None:
+        """The steps that every launch drops; None: as many as are found to be warm-up."""
+        return self.sampling.warmup if self.sampling else None
+
     def count_steps(self, result: TrialResult) -> TrialResult:
         """The result with the steps that charts draw."""
         return result

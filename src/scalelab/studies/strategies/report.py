@@ -235,10 +235,10 @@ def _compare_variation(arms: Sequence[Arm]) -> Iterator[Finding]:
     known = sorted(((v, arm) for v, arm in found if v is not None), key=lambda entry: entry[0].value)
     if len(known) < 2:
         return
-    (low, steady), (high, unsteady) = known[0], known[-1]
+    (low, _), (high, unsteady) = known[0], known[-1]
     is_clear = low.high is not None and high.low is not None and high.low > low.high
-    said = f"{format_known('share', high)} under {unsteady.label}, {format_known('share', low)} under"
-    said = f"{said} {steady.label} (standard deviation over mean)"
+    each = ", ".join(f"{format_known('share', share)} under {arm.label}" for share, arm in reversed(known))
+    said = f"{each} (standard deviation over mean)"
     text = f"Step times vary most under {unsteady.label}: {said}."
     if not is_clear:
         text = f"No strategy's step times clearly vary more than another's: {said}."

@@ -1,0 +1,242 @@
+"""Task 5 of the scaling assignment, the research challenge: an injected delay, the batch, a slow rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, estimate_ratio, judge, pair_medians
+from scalelab.recipes.evidence import (
+    UNTOLD,
+    compare_estimates,
+    divide_steps,
+    find_arm,
+    list_arms,
+    list_spread,
+    quote,
+    say_wide,
+)
+from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.scaling.questions import Answers, join
+from scalelab.studies.batch_scaling import DOUBLING
+from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.breakdown import WAITING
+from scalelab.studies.shared.losses import find_first_difference, read_losses
+from scalelab.studies.straggler import STRAGGLER
+from scalelab.units import format_interval, format_share
+
+
+def answer_delay(outcome: Outcome | None) -> Answers:
+    arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
+    ranks = max((n for (n, _), arm in arms.items() if not arm.trial.is_oversubscribed), default=1)
+    delays = sorted(delay for num_ranks, delay in arms if num_ranks == ranks and (1, delay) in arms)
+    if ranks == 1 or len(delays) < 2:
+        return {}
+    speedups = {delay: divide_steps(arms[1, delay], arms[ranks, delay]) for delay in delays}
+    curve = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
+    one = arms[1, 0.0].step.value
+    laws = {delay: predict_speedup(arms, ranks, delay) for delay in delays if delay}
+    law = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
+    longest = delays[-1]
+    serial = longest / (one + longest)
+    return {
+        "scaling": join(
+            f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
+            " sleep at once, so the delay is added to a step on any number of ranks and divided among none: it moves"
+            " the speedup toward 1.",
+            *quote_added(outcome, delays[1]),
+        ),
+        "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
+        f" from T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
+        "amdahl": join(
+            f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
+            f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
+            f" {1 / serial:.1f} times.",
+            *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
+            explain_excess(arms, delays),
+        ),
+    }
+
+
+def predict_speedup(arms: Mapping[tuple[int, float], Arm], ranks: int, delay: float) -> Estimate | None:
+    """(T₁ + d)/(T_N + d) from the steps without a delay, round by round, as the study's table has it."""
+    one, many = ([[step + delay for step in steps] for steps in arms[n, 0.0].clean] for n in (1, ranks))
+    return estimate_ratio(one, many)
+
+
+def explain_excess(arms: Mapping[tuple[int, float], Arm], delays: Sequence[float]) -> str:
+    """Why ranks that share cores gain more than the law, where they do."""
+    crowded = sorted({n for (n, _), arm in arms.items() if arm.trial.is_oversubscribed})
+    above = []
+    for n, delay in [(n, delay) for n in crowded for delay in delays if delay]:
+        if not {(1, 0.0), (n, 0.0), (1, delay), (n, delay)} <= set(arms):
+            continue
+        bases = [arms[1, 0.0].clean, arms[n, 0.0].clean]
+        one, many = ([[step + delay for step in steps] for steps in rounds] for rounds in bases)
+        law, measured = pair_medians([one, many]), pair_medians([arms[1, delay].clean, arms[n, delay].clean])
+        num_rounds = min(law.shape[1], measured.shape[1])
+        ratios = (measured[0] / measured[1])[:num_rounds] / (law[0] / law[1])[:num_rounds]
+        if num_rounds > 1 and judge(estimate_location(ratios)) is Verdict.SLOWER:
+            above.append(f"{n} ranks with {1e3 * delay:g} ms")
+    if not above:
+        return ""
+    return (
+        f"More than the law at {', '.join(above)}: these ranks share cores, so while one sleeps another computes, and"
+        " part of the delay is hidden."
+    )
+
+
+def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
+    """What a delay adds to a step, unless it came out impossible."""
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        is_wanted = finding.kind == ADDED.name and finding.subject == format_delay(delay)
+        if is_wanted and finding.values.get("seconds") is not None:
+            yield finding.text
+
+
+def judge_change(before: Estimate | None, after: Estimate | None) -> str:
+    if before is None or after is None:
+        return UNTOLD
+    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}, as the intervals overlap"}
+    return words[compare_estimates(after, before)]
+
+
+def judge_curve(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:
+    """Whether the speedup rises or falls with the delay, and whether it leaves the straight line between its ends."""
+    if len(delays) < 3:
+        return f"{UNTOLD}: a curve needs three delays."
+    medians = pair_medians([arms[n, delay].clean for n in (1, ranks) for delay in delays])
+    if medians.shape[1] < 2:
+        return f"{UNTOLD}: too few launches completed."
+    speedups, places = medians[: len(delays)] / medians[len(delays) :], np.asarray(delays)
+    shares = ((places - places[0]) / (places[-1] - places[0]))[1:-1, None]
+    apart = (speedups[1:-1] - (1 - shares) * speedups[0] - shares * speedups[-1]).mean(axis=0)
+    return describe_curve(estimate_location(speedups[-1] - speedups[0]), estimate_location(apart))
+
+
+def describe_curve(change: Estimate, apart: Estimate) -> str:
+    """A curve by its change from end to end and by its mean distance from the straight line between its ends.
+
+    One that rises and lies above that line is steep at first, as is one that falls and lies below it.
+    """
+    direction, bend = find_sign(change), find_sign(apart)
+    width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
+    distance = f"the deviation from a straight line is {apart.value:+.2f}{width}".replace("-", "−")
+    if direction == 0:
+        return f"{UNTOLD}: the speedup does not change beyond its interval, and {distance}."
+    what = "It degrades" if direction < 0 else "It does not degrade, it rises"
+    if bend == 0:
+        return f"{what}; whether linearly, this run does not show: {distance}."
+    pace = "fast at first and then ever more slowly" if direction == bend else "slowly at first and then ever faster"
+    side = "above" if bend > 0 else "below"
+    return (
+        f"{what}, and non-linearly: {pace}. Between the shortest and the longest delay it is {abs(apart.value):.2f}"
+        f" {side} the straight line."
+    )
+
+
+def find_sign(estimate: Estimate) -> int:
+    """1 where the whole interval lies above 0, −1 where below, else 0; 0 without an interval."""
+    if estimate.low is None or estimate.high is None:
+        return 0
+    return int(estimate.low > 0) - int(estimate.high < 0)
+
+
+def answer_batches(outcome: Outcome | None) -> Answers:
+    speedups: dict[int, Estimate] = {}
+    for arm in list_spread(outcome):
+        plain = find_arm(outcome, num_ranks=1, global_batch=arm.trial.global_batch)
+        found = divide_steps(plain, arm)
+        if found is not None:
+            speedups[arm.trial.global_batch] = found
+    if len(speedups) < 2:
+        return {}
+    first, last = min(speedups), max(speedups)
+    same = "The gradients have the same bytes at every batch while computing grows with it"
+    verdict, why = {
+        1: ("Yes", f"{same}, so their share of a step shrinks."),
+        -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
+        0: (f"{UNTOLD}, as the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
+    }[compare_estimates(speedups[last], speedups[first])]
+    listed = ", ".join(
+        f"{say_wide('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items())
+    )
+    return {
+        "improve": f"{verdict}. Speedup over the plain loop: {listed}. {why}",
+        "saturate": join(*quote(outcome, DOUBLING.name)) or f"{UNTOLD}: no doubling is resolved.",
+    }
+
+
+def answer_straggler(outcome: Outcome | None) -> Answers:
+    arms = list_arms(outcome)
+    slow = next((arm for arm in arms if arm.trial.perturbation.seconds), None)
+    if slow is None:
+        return {}
+    delay, ranks = slow.trial.perturbation.seconds, slow.trial.num_ranks
+    usual = next((arm for arm in arms if not arm.trial.perturbation.seconds and arm.trial.num_ranks == ranks), None)
+    cost = estimate_difference(slow.clean, usual.clean) if usual else None
+    longer = UNTOLD
+    if usual is not None and cost is not None:
+        ratio, whole = divide_steps(slow, usual), usual.step.value + delay
+        times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
+        is_longer = (cost.low or 0) > 0 or (ratio is not None and (ratio.low or 0) > 1)
+        verdict = "Every step, and so the whole training run, gets longer" if is_longer else f"{UNTOLD} beyond doubt"
+        longer = (
+            f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
+            f" One rank sleeps {1e3 * delay:g} ms and all wait for it; with all of its sleep added, a step would take"
+            f" {say_wide('seconds', whole)}."
+        )
+    return {
+        "training_time": longer,
+        "synchronization": join(
+            "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
+            f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
+            compare_losses(slow, usual),
+            *describe_slow_rank(outcome, slow),
+            *describe_waiting(outcome, slow),
+        ),
+    }
+
+
+def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
+    """Who is slow and by how much, with the share of the step as it was measured."""
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        longer = finding.values.get("seconds")
+        if finding.kind != STRAGGLER.name or finding.subject != slow.label:
+            continue
+        if finding.values.get("verdict") != "slow" or not isinstance(longer, Estimate):
+            yield finding.text
+            continue
+        who, where = finding.values["rank"], finding.values["phase"]
+        yield (
+            f"Rank {who} is slow in {where}: {say_wide('seconds', longer)} per step longer than another rank,"
+            f" {share_of_step(longer, slow)}."
+        )
+
+
+def describe_waiting(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        waiting = finding.values.get("seconds")
+        if finding.kind == WAITING.name and isinstance(waiting, Estimate):
+            who = finding.subject.capitalize()
+            yield f"{who} waits longest: {say_wide('seconds', waiting)} per step, {share_of_step(waiting, slow)}."
+
+
+def share_of_step(part: Estimate, arm: Arm) -> str:
+    """`51 % of the step of 40.0 ms`."""
+    return f"{format_share(min(1.0, part.value / arm.step.value))} of the step of {say_wide('seconds', arm.step.value)}"
+
+
+def compare_losses(slow: Arm, usual: Arm | None) -> str:
+    """Whether a slow rank changes what is learnt."""
+    if usual is None or not read_losses(slow) or not read_losses(usual):
+        return ""
+    step = find_first_difference(read_losses(slow), read_losses(usual))
+    return (
+        "Losses are bit-equal with and without it: only time is lost."
+        if step is None
+        else (f"Losses differ from step {step} on.")
+    )
