@@ -16,11 +16,13 @@ from scalelab.recipes.evidence import (
     describe_forecast,
     find_completed,
     keep_tables,
+    list_arms,
     list_losses,
     make_beside_table,
     say,
     sum_training,
 )
+from scalelab.recipes.feasibility import count_state_bytes
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.gpt2.one_device import (
     BASELINE,
@@ -40,10 +42,13 @@ from scalelab.report.tables import (
     make_column,
     make_table,
 )
+from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_learning_rate, format_loss
+from scalelab.units import format_learning_rate, format_loss, format_share
 from scalelab.workloads.gpt2_options import Gpt2Options
 
+MOSTLY_TORCH = 0.25
+"""The share of a process's peak below which its states do not show in it."""
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
 
@@ -134,10 +139,48 @@ def answer_training(totals: Mapping[str, float | None], outcomes: Outcomes) -> d
         full, grad_op = (f"{there[name] / there['ddp']:.2f}" for name in ("fsdp-full", "fsdp-grad-op"))
         answers["fsdp"] = (
             f"Time over DDP's, one launch each: {listed} (published: FULL_SHARD {full}, SHARD_GRAD_OP {grad_op})."
-            f" {learnt} Sharding changes where states live, not what is computed: it saves memory and pays with"
-            " all-gathers of parameters."
+            f" {describe_sharding(outcomes)} {learnt}{explain_unsharded(totals, ddp)}"
         )
     return answers
+
+
+def describe_sharding(outcomes: Outcomes) -> str:
+    """What sharding saves: counted here, where a process is mostly torch itself; by forecast in the published size."""
+    counted = {
+        name: count_state_bytes(result.trial)
+        for name in STRATEGIES
+        if name != BASELINE and (result := find_completed(outcomes.get(name)))
+    }
+    forecast = {
+        row.trial.strategy: row.forecast.peak_bytes
+        for row in (collect_rows(outcomes["forecast"].results) if "forecast" in outcomes else ())
+        if row.forecast
+    }
+    listed = ", ".join(f"{name} {say('bytes', held)}" for name, held in counted.items())
+    peaks = [arm.peak_memory_bytes for name in counted for arm in list_arms(outcomes[name]) if arm.peak_memory_bytes]
+    is_hidden = bool(peaks) and max(counted.values()) < MOSTLY_TORCH * min(peaks)
+    hidden = "; the peak of a process is mostly torch itself, so at this size it does not show the saving"
+    words = (
+        "Sharding changes where states live, not what is computed, and pays with all-gathers of parameters. Counted, a"
+        f" rank holds besides activations: {listed}{hidden if is_hidden else ''}."
+    )
+    ddp, full = forecast.get("ddp"), forecast.get("fsdp-full")
+    if ddp and full:
+        change = f"{format_share(abs(1 - full / ddp))} {'less' if full <= ddp else 'more'}"
+        words += f" Forecast for GPT-2 large: ddp {say('bytes', ddp)}, fsdp-full {say('bytes', full)}, {change}."
+    return words
+
+
+def explain_unsharded(totals: Mapping[str, float | None], ddp: float) -> str:
+    """Why FSDP without sharding takes longer than DDP though it gathers nothing; empty where it does not."""
+    alone = totals.get("fsdp-none")
+    if alone is None or alone <= ddp:
+        return ""
+    return (
+        f" fsdp-none gathers nothing, so its factor of {alone / ddp:.2f} is FSDP's own work: hooks for every block, an"
+        " all-reduce for every block instead of DDP's few buckets, and copies into flat tensors (G6 has its step in"
+        " parts)."
+    )
 
 
 def make_loss_table(outcomes: Outcomes) -> Table | None:
