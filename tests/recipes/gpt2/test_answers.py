@@ -26,7 +26,7 @@ def sweep(**seconds: tuple[float, ...]) -> str:
     results = [
         make_batch(int(name[1:]), one, number) for name, own in seconds.items() for number, one in enumerate(own, 1)
     ]
-    return answer_sweep(list(group_arms(results).values()), "batch 64 does not fit")["batches"]
+    return answer_sweep(list(group_arms(results, 1).values()), "batch 64 does not fit")["batches"]
 
 
 def test_throughput_clearly_grows_only_as_far_as_the_lower_end_is_above_one() -> None:
