@@ -1,7 +1,7 @@
-"""R2, R3 and R4: epochs on more devices, how much of them is communication, and the bandwidth that follows.
+"""R2 and R3: epochs on more devices, and how much of them is communication.
 
-One measurement serves all three rows. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times follow
-from step times; between devices the batch per device is fixed, so steps scale weakly.
+One measurement serves both rows and R4. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times
+follow from step times; between devices the batch per device is fixed, so steps scale weakly.
 
 In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
 batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
@@ -11,14 +11,14 @@ not depend on speed, and is counted on ResNet-18 itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.estimate import Estimate, confine
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
-from scalelab.analysis.traffic import count_wire_bytes
 from scalelab.answers.train import TrainStudy
 from scalelab.data.cifar10 import check_cifar10
 from scalelab.errors import UsageError
@@ -33,22 +33,20 @@ from scalelab.recipes.evidence import (
     list_spread,
     make_beside_table,
     say,
+    say_wide,
     scale,
 )
-from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.feasibility import choose, make_sized_job
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, subtract_ideal
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
-from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import DIGITS_IMAGES, Job
-from scalelab.studies.shared.study import Study
-from scalelab.units import Quantity, format_count, is_known
-from scalelab.workloads.catalogue import make_options
+from scalelab.units import Quantity, format_count, format_quantity
 from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
 LOADER_WORKERS = 2
@@ -56,9 +54,8 @@ SMALL_WIDTH = 4
 """Channels of the first stage in small, instead of 64."""
 SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
 """In small, by the published one; digits hold no 2048."""
-LIMIT = published.BANDWIDTH_BYTES_PER_SECOND
-ONE_RUN = "one training run each: no interval"
-QUARTER = "in small, a quarter of the published batch, on a narrow ResNet-18"
+ONE_RUN = "one training run each: no interval; (for 32): the published batch that it stands for"
+QUARTER = "in small, a quarter of the published batch, (for 32), on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
 
@@ -111,28 +108,6 @@ def read_second_epoch(outcome: Outcome | None) -> CurvePoint | None:
     return result.epochs[1] if result is not None and len(result.epochs) > 1 else None
 
 
-def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
-    parts: dict[str, Study] = {
-        f"batch{batch}": WeakScaling(
-            ranks=(1, *DEVICES),
-            batch_per_rank=choose_batch(size, batch),
-            job=make_job(size),
-            sampling=make_sampling(size, rounds=5, steps=6, comm_free=True, phase_steps=2),
-        )
-        for batch in published.BATCHES
-    }
-    shows = tuple(parts)
-    parts |= {f"timed{n}x{batch}": make_timed(size, batch, n) for n in DEVICES for batch in published.BATCHES}
-    names = {key: f"batch {choose_batch(size, batch)}" for key, batch in zip(shows, published.BATCHES, strict=True)}
-    shown: dict[str, Any] = {"shows": shows, "names": names}
-    r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
-    return (
-        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0, **shown),
-        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", **shown),
-        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", **shown),
-    )
-
-
 def list_pairs(outcomes: Outcomes) -> list[Pair]:
     """Every batch and number of devices that was measured on one device too."""
     pairs = []
@@ -146,6 +121,18 @@ def list_pairs(outcomes: Outcomes) -> list[Pair]:
 def name_pair(arm: Arm) -> str:
     shared = " sharing cores" if arm.trial.is_oversubscribed else ""
     return f"{format_count(arm.trial.num_ranks, 'device')}{shared}, batch {arm.trial.batch_per_rank}"
+
+
+def name_batch(own: int, published_batch: int) -> str:
+    """`batch 8 (for 32)`; once where they are the same."""
+    return f"batch {own}" if own == published_batch else f"batch {own} (for {published_batch})"
+
+
+def name_beside(arm: Arm, published_batch: int) -> str:
+    """What a line is called that stands beside a published number."""
+    shared = " sharing cores" if arm.trial.is_oversubscribed else ""
+    batch = name_batch(arm.trial.batch_per_rank, published_batch)
+    return f"{format_count(arm.trial.num_ranks, 'device')}{shared}, {batch}"
 
 
 def make_main(quantity: Quantity, what: str, lines: list[Compared]) -> Main | None:
@@ -163,8 +150,10 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
         ranks = arm.trial.num_ranks
         ratio = count_steps(plain) / count_steps(arm)
         there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"1 → {name_pair(arm)}", scale(divide_steps(plain, arm), ratio), there))
-    gains = [f"{say('ratio', line.ours)} ({line.what})" for line in lines]
+        lines.append(Compared(f"1 → {name_beside(arm, batch)}", scale(divide_steps(plain, arm), ratio), there))
+    gains = [
+        f"{say('ratio', line.ours)} (1 → {name_pair(arm)})" for line, (_, _, arm) in zip(lines, pairs, strict=True)
+    ]
     notes = (QUARTER,) if size == "small" else ()
     main = make_main("ratio", "speedup", lines)
     lines += compare_two_to_four(outcomes)
@@ -187,7 +176,7 @@ def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
         for batch in published.BATCHES:
             epoch = read_second_epoch(outcomes.get(f"timed{n}x{batch}"))
             there = published.EPOCH_SECONDS[n][batch]
-            what = f"{n} devices, batch {choose_batch(size, batch)}"
+            what = f"{n} devices, {name_batch(choose_batch(size, batch), batch)}"
             lines.append(Compared(what, epoch.seconds if epoch else None, there, f"{there:.3f} s"))
     return make_beside_table("seconds", lines, title="Epoch 2 with loading, timed", size=size, notes=(ONE_RUN,))
 
@@ -210,17 +199,46 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
         f" the all-reduce is added: efficiency of a step on {most} devices, T_1/T_N, is {listed}. With a fixed global"
         " batch, computing shrinks as 1/N while the gradients keep their bytes.",
     }
-    if len(known) > 1:
-        first, last = min(known), max(known)
-        words = {1: "rises", -1: "falls", 0: "does not change beyond its interval"}
-        verdict = words[compare_estimates(known[last], known[first])]
-        answers["data_point"] = (
-            f"From the smallest to the largest batch per device, efficiency on {most} devices {verdict}:"
-            f" {say('share', known[first])} and {say('share', known[last])} (published, 2 → 4 devices:"
-            f" {published.SPEEDUPS_TWO_TO_FOUR[first]}× and {published.SPEEDUPS_TWO_TO_FOUR[last]}×). The bytes are the"
-            " same at every batch, so what communication costs is spread over more computing."
-        )
+    if (point := find_data_point(pairs)) is not None:
+        answers["data_point"] = point
     return answers
+
+
+def find_data_point(pairs: list[Pair]) -> str | None:
+    """The speedup of an epoch at two batches: of the numbers of devices and batches that differ clearly, the first.
+
+    None where no number of devices was measured at two batches.
+    """
+    by_devices: dict[int, list[tuple[int, Arm, Estimate]]] = {}
+    for batch, plain, arm in pairs:
+        speedup = scale(divide_steps(plain, arm), count_steps(plain) / count_steps(arm))
+        if speedup is not None:
+            by_devices.setdefault(arm.trial.num_ranks, []).append((batch, arm, speedup))
+    every = [
+        (one, other)
+        for found in by_devices.values()
+        for one, other in combinations(sorted(found, key=itemgetter(0)), 2)
+    ]
+    if not every:
+        return None
+    verdicts = [compare_estimates(other[2], one[2]) for one, other in every]
+    place = next((index for index, verdict in enumerate(verdicts) if verdict), 0)
+    (first, arm, before), (last, later, after) = every[place]
+    ranks = arm.trial.num_ranks
+    shared = " sharing cores" if arm.trial.is_oversubscribed else ""
+    there = [published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch] for batch in (first, last)]
+    numbers = (
+        f"speedup 1 → {ranks} devices{shared} is {say('ratio', before)} at batch {arm.trial.batch_per_rank} and"
+        f" {say('ratio', after)} at batch {later.trial.batch_per_rank} per device (published: {there[0]:.2f} at batch"
+        f" {first}, {there[1]:.2f} at {last})"
+    )
+    return {
+        1: f"The larger batch scales better: {numbers}. The bytes are the same at every batch, so communication is"
+        " spread over more computing.",
+        -1: f"The larger batch scales worse: {numbers}. The bytes are the same at every batch, so this is not"
+        " communication.",
+        0: f"{UNTOLD}: {numbers}, and the intervals overlap.",
+    }[verdicts[place]]
 
 
 def judge_weak(outcomes: Outcomes) -> str:
@@ -252,7 +270,7 @@ def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
     for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
         two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
         ours = scale(divide_steps(two, four), count_steps(two) / count_steps(four)) if two and four else None
-        what = f"2 → {name_pair(four)}" if four else f"2 → 4 devices, batch {batch}"
+        what = f"2 → {name_beside(four, batch)}" if four else f"2 → 4 devices, batch {batch}"
         yield Compared(what, ours, there, f"{there:.2f}")
 
 
@@ -263,7 +281,7 @@ def list_epochs(pairs: list[Pair]) -> list[Compared]:
             ranks = arm.trial.num_ranks
             there = published.EPOCH_SECONDS[ranks][batch]
             ours = scale(arm.step, count_steps(arm))
-            what = name_pair(arm)
+            what = name_beside(arm, batch)
             lines[what] = Compared(what, ours, there, f"{there:.3f} s")
     return list(lines.values())
 
@@ -289,10 +307,14 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         ratio = divide_steps(plain, arm)
         ours = None if ratio is None else ratio.map(lambda share: 1 - share)
         there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(name_pair(arm), ours, there))
-    known = [f"{say('share', line.ours)} ({line.what})" for line in lines if line.ours is not None]
-    if not known:
+        lines.append(Compared(name_beside(arm, batch), ours, there))
+    if all(line.ours is None for line in lines):
         return Answer()
+    parts = [
+        f"{name_pair(arm)}: {say_wide('seconds', scale(plain.step, count_steps(arm)))} and"
+        f" {format_quantity('seconds', subtract_epoch(plain, arm))} ({say_part(line.ours)})"
+        for line, (_, plain, arm) in zip(lines, pairs, strict=True)
+    ]
     table = make_beside_table(
         "share",
         lines,
@@ -305,95 +327,42 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         list_shares_of_epoch(pairs),
         title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
         size=size,
-        notes=(f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",),
+        notes=(
+            "communication: the median over launches of T_N − T_1/N, each with both times of one launch; it need not be"
+            " the difference of two medians",
+            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
+        ),
     )
     sentences = (
-        f"Communication by subtraction: {', '.join(known)}.",
-        "It includes everything that does not shrink, such as computation that other ranks slow down.",
+        f"Computation T_1/N and communication T_N − T_1/N of an epoch (share of T_N): {'; '.join(parts)}.",
+        "Communication by subtraction includes everything that does not shrink, such as computation that other ranks"
+        " slow down.",
     )
     main = make_main("share", "communication", lines)
     questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
     return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
 
 
+def say_part(share: Estimate | float | None) -> str:
+    """A share as the table has it: its interval ends at 0."""
+    return format_quantity("share", confine(share, "amount") if isinstance(share, Estimate) else share)
+
+
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
-        what = name_pair(arm)
+        what = name_beside(arm, batch)
         num_steps = count_steps(arm)
-        rest = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
         ideal = published.COMPUTATION_SECONDS[ranks][batch]
         yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
         printed = published.COMMUNICATION_SECONDS[ranks][batch]
-        yield Compared(f"{what}: communication", scale(rest, num_steps), float(printed), f"{printed} s")
+        yield Compared(f"{what}: communication", subtract_epoch(plain, arm), float(printed), f"{printed} s")
 
 
-def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
-    lines = [
-        Compared(name_pair(arm), measure_bandwidth(plain, arm), None) for batch, plain, arm in list_pairs(outcomes)
-    ]
-    if not lines:
-        return Answer()
-    table = make_beside_table(
-        "bytes",
-        lines,
-        title="Effective bandwidth of one all-reduce per step",
-        size=size,
-        header="ours, per second",
-        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
+def subtract_epoch(plain: Arm, arm: Arm) -> Estimate:
+    """T_N − T_1/N of an epoch: its steps times T_N − T_1 of a step, as the batch per device is fixed."""
+    rest, num_steps = (
+        communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True),
+        count_steps(arm),
     )
-    told = [line for line in lines if isinstance(line.ours, Estimate) and is_known(line.ours)]
-    known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in told]
-    unresolved = [line.what for line in lines if line not in told]
-    sentences = [f"Bandwidth with one all-reduce per step: {', '.join(known)}."] if known else []
-    shares = [line for line in list_utilization(outcomes) if isinstance(line.ours, Estimate) and is_known(line.ours)]
-    if shares:
-        said = ", ".join(f"{say('share', line.ours)} ({line.what}; published: {line.printed})" for line in shares)
-        sentences.append(f"Utilization of {LIMIT / 1e9:g} GB/s with one all-reduce per epoch, as published: {said}.")
-    if unresolved:
-        sentences.append(f"Communication time is not resolved at {'; '.join(unresolved)}.")
-    return Answer(
-        main=make_main("bytes", "bytes/s by the published method", list_published_rates(outcomes)),
-        tables=keep_tables(table, *compare_as_published(size, outcomes)),
-        sentences=tuple(sentences),
-        questions=pair_questions("resnet", "R4", {"bandwidth": " ".join(sentences)}),
-    )
-
-
-def list_published_rates(outcomes: Outcomes) -> list[Compared]:
-    """The published method: the bytes of one all-reduce over the communication of a whole epoch."""
-    lines = []
-    for batch, plain, arm in list_pairs(outcomes):
-        ranks = arm.trial.num_ranks
-        ours = scale(measure_bandwidth(plain, arm), 1 / count_steps(arm))
-        rate = published.EFFECTIVE_GIGABYTES_PER_SECOND[ranks][batch]
-        lines.append(Compared(name_pair(arm), ours, 1e9 * float(rate), f"{rate} GB/s"))
-    return lines
-
-
-def list_utilization(outcomes: Outcomes) -> Iterator[Compared]:
-    """The same over the published bandwidth of a link."""
-    for line, (batch, _, arm) in zip(list_published_rates(outcomes), list_pairs(outcomes), strict=True):
-        ours = scale(line.ours, 1 / LIMIT) if isinstance(line.ours, Estimate) else None
-        percent = published.UTILIZATION_PERCENT[arm.trial.num_ranks][batch]
-        yield Compared(line.what, ours, float(percent) / 100, f"{percent} %")
-
-
-def compare_as_published(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
-    rates, shares = list_published_rates(outcomes), list_utilization(outcomes)
-    title, notes = "By the published method", ("one all-reduce per epoch, although every step has one",)
-    yield make_beside_table("bytes", rates, title=title, size=size, notes=notes, header="ours, per second")
-    yield make_beside_table(
-        "share", shares, title=f"{title}: utilization of {LIMIT / 1e9:g} GB/s", size=size, notes=notes
-    )
-
-
-def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
-    """Ring bytes of a step over how much longer it is than on one device; None where that may be zero."""
-    ranks = arm.trial.num_ranks
-    excess = communication_by_subtraction(plain.clean, arm.clean, ranks, is_weak=True)
-    if excess.low is None or excess.low <= 0:
-        return None
-    num_parameters = make_options(arm.trial.workload, arm.trial.options).count_parameters()
-    sent = count_wire_bytes("all_reduce", 4 * num_parameters, ranks)
-    return None if sent is None else excess.map(lambda seconds: sent / seconds)
+    return rest.map(lambda seconds: seconds * num_steps)

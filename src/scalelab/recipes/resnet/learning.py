@@ -37,6 +37,10 @@ from scalelab.units import format_interval, format_share
 
 NORM_SEEDS = 3
 REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
+NORM_BATCH = 512
+"""R6: images per rank of the published claim."""
+SMALL_SPREAD = 0.05
+"""R6: variances of ranks that differ by less normalize alike."""
 WORTH_SYNCHRONIZING = 0.01
 """R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
 
@@ -155,7 +159,7 @@ def describe_updates(updates: Mapping[str, int]) -> str:
 
 def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]]) -> str:
     """What each remedy brings against the large batch alone, by intervals."""
-    words = {1: "helps", 0: "no resolved gain", -1: "worse"}
+    words = {1: "helps", 0: "no gain beyond its interval", -1: "worse"}
     said = [
         f"{REMEDIES[name]} {say('accuracy', trained[name][1])} ({words[compare_estimates(trained[name][1], large)]})"
         for name in REMEDIES
@@ -183,8 +187,7 @@ def explain_remedies(
         return why
     return (
         f"{why} And batch {batch} is above the gradient noise scale of {format_interval('number', scale)} samples:"
-        " there a larger batch no longer makes the gradient so much better that a rate larger by as much would be"
-        " stable."
+        " above it, a larger batch hardly improves the gradient, so a rate that grows with the batch becomes unstable."
     )
 
 
@@ -303,23 +306,38 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
     if trial is None:
         return {}
     gain, level = estimate_location(differences), estimate_location(accuracies)
-    verdict = UNTOLD
-    if gain.low is not None and gain.high is not None:
-        verdict = "No" if gain.low > 0 else "Yes" if gain.high < WORTH_SYNCHRONIZING else UNTOLD
-    apart = ""
+    apart, verdict = "", judge_accuracy(gain)
     if spreads:
         mean, variance = (sum(one[place] for one in spreads) / len(spreads) for place in (0, 1))
+        at_published = variance * (trial.batch_per_rank / NORM_BATCH) ** 0.5
+        verdict = verdict or judge_statistics(at_published)
         apart = (
             f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
-            f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels); both"
-            " shrink as one over the square root of the images per rank."
+            f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels). Both"
+            f" shrink as 1/√n, so at {NORM_BATCH} images per rank variances differ by about"
+            f" {format_share(at_published)}."
         )
+    verdict = verdict or UNTOLD
     width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
     return {
         "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
         f" {say('accuracy', level)} with local batch norm and changes by {100 * gain.value:+.1f}{width} points with"
         f" synchronized batch norm, over {len(differences)} seeds.{apart}"
     }
+
+
+def judge_accuracy(gain: Estimate) -> str:
+    """Whether gradients alone suffice, by what synchronizing gains in accuracy; empty where that does not decide."""
+    if gain.low is None or gain.high is None:
+        return ""
+    return "No, by accuracy" if gain.low > 0 else "Yes, by accuracy" if gain.high < WORTH_SYNCHRONIZING else ""
+
+
+def judge_statistics(spread: float) -> str:
+    """The same by how far the batch variances of ranks are apart at the published batch."""
+    if spread < SMALL_SPREAD:
+        return "Yes, by the statistics: a rank normalizes almost as all ranks together would; accuracy does not decide"
+    return "No, by the statistics: ranks normalize differently; accuracy does not decide"
 
 
 def read_test_accuracy(result: TrialResult | None) -> float | None:

@@ -44,6 +44,7 @@ EPOCH_SECONDS: Mapping[int, Mapping[int, float]] = {
     n: {batch: read("R2", f"seconds_{n}_{batch}") for batch in BATCHES} for n in (1, *DEVICES)
 }
 """R2: by number of devices."""
+ONE_DEVICE_SECONDS = {**EPOCH_SECONDS[1], 2048: read("R1", "seconds_2048")}
 SPEEDUPS_TWO_TO_FOUR = {batch: read("R2", f"speedup_{batch}") for batch in BATCHES}
 
 USED_FOR_512 = read("R3", "used_for_512")

@@ -1,6 +1,6 @@
 """The resnet recipe: DDP on CIFAR-10.
 
-R1 and R7: batch size, loader and optimizers. R2 to R4 are in `epochs`, R5 and R6 in `learning`.
+R1 and R7: batch size, loader and optimizers. R2 and R3 are in `epochs`, R4 in `bandwidth`, R5 and R6 in `learning`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
+from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_median, judge
@@ -19,6 +20,7 @@ from scalelab.recipes.evidence import (
     divide_steps,
     explain_limit,
     find_arm,
+    find_completed,
     is_out_of_memory,
     keep_tables,
     list_arms,
@@ -30,35 +32,69 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
+from scalelab.recipes.resnet.bandwidth import answer_r4
 from scalelab.recipes.resnet.epochs import (
     ONE_RUN,
     QUARTER,
+    answer_r2,
+    answer_r3,
     choose_batch,
     count_steps,
-    make_epoch_rows,
     make_job,
     make_main,
     make_timed,
+    name_batch,
     read_second_epoch,
 )
 from scalelab.recipes.resnet.learning import make_r5, make_r6
-from scalelab.recipes.resnet.published import make_checks
+from scalelab.recipes.resnet.published import DEVICES, make_checks
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import StepKind
 from scalelab.report.document import Table
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.loader_workers import LoaderWorkers
 from scalelab.studies.optimizers import OptimizerName, Optimizers
+from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.study import Study
 from scalelab.units import format_quantity
 
+CLEARLY_LESS = 0.95
+"""Throughput below this share of that of a smaller batch has fallen."""
 SMALL_LIMIT = "600MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
 
 
 def make_rows(size: Size) -> Sequence[Row]:
     return (make_r1(size), *make_epoch_rows(size), make_r5(size), make_r6(size), make_r7(size))
+
+
+def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
+    parts: dict[str, Study] = {
+        f"batch{batch}": WeakScaling(
+            ranks=(1, *DEVICES),
+            batch_per_rank=choose_batch(size, batch),
+            job=make_job(size),
+            sampling=make_sampling(size, rounds=5, steps=6, comm_free=True, phase_steps=2),
+        )
+        for batch in published.BATCHES
+    }
+    shows = tuple(parts)
+    parts |= {f"timed{n}x{batch}": make_timed(size, batch, n) for n in DEVICES for batch in published.BATCHES}
+    names = {key: f"batch {choose_batch(size, batch)}" for key, batch in zip(shows, published.BATCHES, strict=True)}
+    names |= {
+        f"timed{n}x{batch}": f"epochs of batch {choose_batch(size, batch)}, {n} devices"
+        for n in DEVICES
+        for batch in published.BATCHES
+    }
+    shown: dict[str, Any] = {"shows": shows, "names": names}
+    r2, r3, r4 = (partial(answer, size) for answer in (answer_r2, answer_r3, answer_r4))
+    return (
+        Row(id="R2", title="More devices", parts=parts, conclude=r2, num_tables=0, **shown),
+        Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", **shown),
+        Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", **shown),
+    )
 
 
 def make_r1(size: Size) -> Row:
@@ -75,6 +111,7 @@ def make_r1(size: Size) -> Row:
         conclude=partial(answer_r1, size),
         expects=partial(is_out_of_memory, study.batches[-1]),
         shows=("batches",),
+        names={f"timed{batch}": f"epochs of batch {choose_batch(size, batch)}" for batch in published.COMPUTE_SECONDS},
     )
 
 
@@ -86,7 +123,7 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         own = choose_batch("small" if is_small else "full", batch)
         arm = find_arm(outcome, global_batch=own)
         computing = scale(measure_computing(arm), count_steps(arm)) if arm else None
-        lines.append(Compared(f"batch {own}", computing, seconds, f"{seconds:.3f} s"))
+        lines.append(Compared(name_batch(own, batch), computing, seconds, f"{seconds:.3f} s"))
     notes = (QUARTER,) if is_small else ()
     table = make_beside_table("seconds", lines, title="An epoch without loading, from steps", size=size, notes=notes)
     sentences = []
@@ -101,7 +138,7 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main("seconds", "epoch", lines),
         tables=keep_tables(*compare_timed(size, outcomes), table),
-        sentences=(*sentences, *quote(outcome)[:2]),
+        sentences=(*sentences, *quote(outcome)[:1]),
         questions=pair_questions("resnet", "R1", answer_batches(list_arms(outcome), read_timed(size, outcomes))),
     )
 
@@ -109,10 +146,12 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
 def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
     """Epoch 2 of a training run, without and with loading."""
     epochs = {batch: read_second_epoch(outcomes.get(f"timed{batch}")) for batch in published.COMPUTE_SECONDS}
-    parts = {"compute_seconds": published.COMPUTE_SECONDS, "seconds": published.EPOCH_SECONDS[1]}
+    parts = {"compute_seconds": published.COMPUTE_SECONDS, "seconds": published.ONE_DEVICE_SECONDS}
     for name, there in parts.items():
         lines = [
-            Compared(f"batch {choose_batch(size, batch)}", getattr(epoch, name, None), seconds, f"{seconds:.3f} s")
+            Compared(
+                name_batch(choose_batch(size, batch), batch), getattr(epoch, name, None), seconds, f"{seconds:.3f} s"
+            )
             for batch, epoch in epochs.items()
             if (seconds := there.get(batch)) is not None
         ]
@@ -120,20 +159,46 @@ def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
         yield make_beside_table("seconds", lines, title=title, size=size, notes=(ONE_RUN,))
 
 
-def read_timed(size: Size, outcomes: Outcomes) -> dict[int, float]:
-    """Epoch 2 without loading, by batch."""
-    epochs = {batch: read_second_epoch(outcomes.get(f"timed{batch}")) for batch in published.COMPUTE_SECONDS}
-    known = {choose_batch(size, batch): epoch.compute_seconds for batch, epoch in epochs.items() if epoch}
-    return {batch: seconds for batch, seconds in known.items() if seconds is not None}
+def read_timed(size: Size, outcomes: Outcomes) -> dict[int, tuple[float, int]]:
+    """Epoch 2 without loading and its images, by batch: the last images that fill no batch are dropped."""
+    found = {}
+    for batch in published.COMPUTE_SECONDS:
+        result = find_completed(outcomes.get(f"timed{batch}"))
+        epoch = read_second_epoch(outcomes.get(f"timed{batch}"))
+        if result is None or epoch is None or epoch.compute_seconds is None:
+            continue
+        num_steps = epoch.step - result.epochs[0].step
+        found[choose_batch(size, batch)] = (epoch.compute_seconds, num_steps * result.trial.global_batch)
+    return found
 
 
-def name_timed(epochs: Mapping[int, float], batches: Sequence[int]) -> str:
-    """` Epoch 2 without loading took 7.41 s at batch 8, 4.80 s at 32 (timed once).`; empty where it was not timed."""
-    said = [f"{say('seconds', epochs[batch])} at batch {batch}" for batch in batches if batch in epochs]
-    return f" Epoch 2 without loading took {', '.join(said)} (timed once)." if said else ""
+def name_timed(epochs: Mapping[int, tuple[float, int]], batches: Sequence[int]) -> str:
+    """` Epoch 2 … took 2.41 s for 1,440 images at batch 8 (1.67 ms each) (timed once).`; empty where untimed."""
+    said = [
+        f"{say('seconds', epochs[batch][0])} for {epochs[batch][1]:,} images at batch {batch}"
+        f" ({say('seconds', epochs[batch][0] / epochs[batch][1])} each)"
+        for batch in batches
+        if batch in epochs and epochs[batch][1] > 0
+    ]
+    return f" Epoch 2 without loading, timed once, took {', '.join(said)}." if said else ""
 
 
-def answer_batches(arms: Sequence[Arm], timed: Mapping[int, float]) -> dict[str, str]:
+def judge_growth(gain: Estimate) -> str:
+    """What throughput does from one batch to a larger one, by the ends of the interval of their quotient."""
+    low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
+    verdict = judge(gain)
+    if verdict is Verdict.SLOWER:
+        return "Throughput grows"
+    if verdict is Verdict.NO_DIFFERENCE:
+        return "Throughput stays the same"
+    if high < CLEARLY_LESS:
+        return "Throughput falls"
+    if high < 2 - CLEARLY_LESS:
+        return "Throughput is flat or falls"
+    return "Throughput is flat or grows" if low > CLEARLY_LESS else UNTOLD
+
+
+def answer_batches(arms: Sequence[Arm], timed: Mapping[int, tuple[float, int]]) -> dict[str, str]:
     """Whether throughput grows from the smallest batch to the next, and whether it still does after that."""
     ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
     gains = []
@@ -144,10 +209,9 @@ def answer_batches(arms: Sequence[Arm], timed: Mapping[int, float]) -> dict[str,
             gains.append((f"from batch {before.trial.global_batch} to {arm.trial.global_batch}", gain))
     if len(gains) < 2:
         return {}
-    words = {Verdict.SLOWER: "It grows", Verdict.FASTER: "It falls", Verdict.NO_DIFFERENCE: "It stays the same"}
-    verdicts = [words.get(judge(gain), UNTOLD) for _, gain in gains]
+    verdicts = [judge_growth(gain) for _, gain in gains]
     times = [f"{format_quantity('ratio', gain)} times the images/s {what}" for what, gain in gains]
-    later = "; ".join(  # neighbours with one verdict share it
+    later = ". ".join(  # neighbours with one verdict share it
         f"{verdict}: {', '.join(said for _, said in group)}"
         for verdict, group in groupby(zip(verdicts[1:], times[1:], strict=True), key=lambda pair: pair[0])
     )
@@ -157,9 +221,16 @@ def answer_batches(arms: Sequence[Arm], timed: Mapping[int, float]) -> dict[str,
         "grows": f"{verdicts[0]}: {times[0]}.{name_timed(timed, batches[:2])} A step has a cost that does not grow with"
         f" its images (kernel launches, Python, the optimizer); at batch {batches[0]} an image takes"
         f" {say('seconds', per_image)} in all.",
-        "flattens": f"{later}.{name_timed(timed, batches[1:])} Once every core or multiprocessor is busy, time per"
-        " image is that of its arithmetic and memory traffic, whatever the batch.",
+        "flattens": f"{later}.{name_timed(timed, batches[1:])} {explain_end(gains[-1][1])}",
     }
+
+
+def explain_end(last: Estimate) -> str:
+    """Why the last step to a larger batch gains what it does."""
+    busy = "Once every core or multiprocessor is busy, an image takes the time of its arithmetic and memory traffic"
+    if judge(last) is Verdict.SLOWER:
+        return f"{busy}; that is not reached here, as the largest batch still gains."
+    return f"{busy}: a larger batch gains nothing more, and loses where its activations no longer fit the caches."
 
 
 def measure_computing(arm: Arm | None) -> Estimate | None:

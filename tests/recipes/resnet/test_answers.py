@@ -1,0 +1,38 @@
+"""The answers of the resnet assignment follow the numbers, whichever way these turn out."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalelab.analysis.estimate import Estimate
+from scalelab.recipes.evidence import UNTOLD
+from scalelab.recipes.resnet.learning import judge_accuracy, judge_statistics
+from scalelab.recipes.resnet.rows import explain_end, judge_growth
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "words"),
+    [
+        (1.2, 1.3, 1.4, "Throughput grows"),
+        (0.97, 1.0, 1.03, "Throughput stays the same"),
+        (0.7, 0.8, 0.9, "Throughput falls"),
+        (0.62, 0.81, 0.99, "Throughput is flat or falls"),
+        (0.96, 1.1, 1.3, "Throughput is flat or grows"),
+        (0.5, 1.0, 1.5, UNTOLD),
+    ],
+)
+def test_throughput_is_judged_by_the_ends_of_its_interval(low: float, value: float, high: float, words: str) -> None:
+    assert judge_growth(Estimate(value=value, low=low, high=high)) == words
+
+
+def test_the_reason_for_a_flat_end_is_not_given_where_throughput_still_grows() -> None:
+    assert "still gains" in explain_end(Estimate(value=1.3, low=1.2, high=1.4))
+    assert "gains nothing more" in explain_end(Estimate(value=0.8, low=0.7, high=0.9))
+
+
+def test_accuracy_decides_on_batch_norm_and_else_the_statistics_of_ranks() -> None:
+    assert judge_accuracy(Estimate(value=0.05, low=0.02, high=0.08)).startswith("No")
+    assert judge_accuracy(Estimate(value=0.0, low=-0.005, high=0.005)).startswith("Yes")
+    assert judge_accuracy(Estimate(value=-0.02, low=-0.6, high=0.6)) == ""
+    assert judge_statistics(0.016).startswith("Yes")
+    assert judge_statistics(0.2).startswith("No")
