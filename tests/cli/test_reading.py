@@ -174,7 +174,7 @@ def test_the_doctor_grades_what_it_sees(tmp_path: Path, monkeypatch: pytest.Monk
     assert checks["ranks"].grade is Grade.OK
     assert {"scalelab", "processor", "load", "memory", "GPUs", "runs", "torch", "noise"} <= set(checks)
     broken = FakeLauncher(lambda trial: 0.001, failures={"doctor-2": Status.CRASHED})
-    monkeypatch.setattr("scalelab.cli.doctor.host._run", lambda *_: None)  # torch's part has been looked at
+    monkeypatch.setattr("scalelab.cli.doctor.host.run_module", lambda *_: None)  # torch's part has been looked at
     assert {c.name: c.grade for c in examine(Doctor(runs_dir=tmp_path), broken)}["ranks"] is Grade.FAILED
 
 

@@ -51,8 +51,8 @@ class Job:
     device: DeviceChoice = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
-    """Data type of model and inputs; with --autocast, of the computation. tf32: float32 whose
-    matrix products may round their inputs to TF32 (GPUs)."""
+    """Of model and inputs; with --autocast, of the computation. tf32: float32 whose matrix products may round their
+    inputs to TF32 (GPUs)."""
     shape: StepShape = field(default_factory=StepShape)
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)

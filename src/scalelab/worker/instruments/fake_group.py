@@ -53,6 +53,7 @@ from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.meshes import GROUPS
 from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import cut_stages
 from scalelab.worker.training import Training, dress_workload
@@ -94,6 +95,7 @@ def join_fake_group(num_ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        GROUPS.clear()  # the next group of this process may have the same name
 
 
 @contextmanager
