@@ -426,6 +426,7 @@ def test_scripts_are_written_with_a_page_that_lists_them(
     assert {file.name for file in list_scripts(recipe)} <= written
     page = (tmp_path / "code" / "README.md").read_text()
     assert all(f"`{name}`" in page for name in written - {"README.md"})
+    assert "The numbers of the report are those of `scalelab reproduce " in page
     assert len(capsys.readouterr().out.splitlines()) == len(written)
     for file in (tmp_path / "code").glob("*.py"):
         assert "scalelab" not in file.read_text()

@@ -264,6 +264,9 @@ def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list
         page = (
             f"# Code of the {recipe} assignment\n\nEvery file begins with the commands that start it. Install what they"
             f" import with `pip install {' '.join(packages)}`, or with `uv sync` and start them with `uv run`.\n\n"
+            f"The numbers of the report are those of `scalelab reproduce {recipe}`, in the size that its settings name:"
+            " it repeats launches and gives intervals. These scripts run the published sizes once, so their numbers"
+            " differ from the report's.\n\n"
         )
         write_atomically(directory / SCRIPT_README, page + "\n".join(lines) + "\n")
     return [*written, directory / PROJECT, directory / SCRIPT_README]
