@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from scalelab.analysis.estimate import Estimate, confine
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.answers.train import TrainStudy
@@ -33,7 +33,6 @@ from scalelab.recipes.evidence import (
     list_spread,
     make_beside_table,
     say,
-    say_wide,
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sized_job
@@ -46,7 +45,7 @@ from scalelab.records.trial import Option
 from scalelab.report.document import Table
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import DIGITS_IMAGES, Job
-from scalelab.units import Quantity, format_count, format_quantity
+from scalelab.units import Quantity, format_count
 from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
 LOADER_WORKERS = 2
@@ -311,8 +310,8 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
     if all(line.ours is None for line in lines):
         return Answer()
     parts = [
-        f"{name_pair(arm)}: {say_wide('seconds', scale(plain.step, count_steps(arm)))} and"
-        f" {format_quantity('seconds', subtract_epoch(plain, arm))} ({say_part(line.ours)})"
+        f"{name_pair(arm)}: {say('seconds', scale(plain.step, count_steps(arm)))} and"
+        f" {say('seconds', subtract_epoch(plain, arm))} ({say('share', line.ours)})"
         for line, (_, plain, arm) in zip(lines, pairs, strict=True)
     ]
     table = make_beside_table(
@@ -341,11 +340,6 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
     main = make_main("share", "communication", lines)
     questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
     return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
-
-
-def say_part(share: Estimate | float | None) -> str:
-    """A share as the table has it: its interval ends at 0."""
-    return format_quantity("share", confine(share, "amount") if isinstance(share, Estimate) else share)
 
 
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
