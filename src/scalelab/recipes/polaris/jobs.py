@@ -21,7 +21,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.answers.train import TrainStudy
 from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.launch.batch.site import Site
-from scalelab.recipes.feasibility import SubmittedTraining, choose, find_batch_system, make_sized_job
+from scalelab.recipes.feasibility import NO_BATCH_SYSTEM, SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size, pair_questions
 from scalelab.records.environment import installed_version
@@ -178,7 +178,7 @@ def describe_job(result: TrialResult) -> str:
         where = f"{submitted} and ran"
     elif named:
         where = f"{submitted} and {VERBS[result.status]}: {result.reason}"
-    elif note is None and result.trial.launcher != SITE.scheduler:
+    elif note is None and result.trial.launcher != SITE.scheduler and result.reason != NO_BATCH_SYSTEM:
         where = (
             f"No job of {NUM_NODES} nodes was submitted: the job is for PBS, and there is no PBS here; the batch system"
             f" found is {result.trial.launcher}, which took no job"
