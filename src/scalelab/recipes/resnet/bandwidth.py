@@ -47,7 +47,7 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         said = ", ".join(f"{say('share', line.ours)} ({line.what}; {line.printed})" for line in shares)
         sentences.append(f"Utilization of {LIMIT / 1e9:g} GB/s by one all-reduce per epoch, ours; published: {said}.")
     return Answer(
-        main=make_main("bandwidth", "bandwidth as published", list_published_rates(outcomes)),
+        main=make_main("bandwidth", "bandwidth", list_published_rates(outcomes)),
         tables=keep_tables(table, *compare_as_published(size, outcomes)),
         sentences=tuple(sentences),
         questions=pair_questions("resnet", "R4", {"bandwidth": " ".join(sentences)}),
