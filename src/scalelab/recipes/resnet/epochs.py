@@ -309,11 +309,11 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         lines.append(Compared(name_beside(arm, batch), ours, there))
     if all(line.ours is None for line in lines):
         return Answer()
-    parts = [
-        f"{name_pair(arm)}: {say('seconds', scale(plain.step, count_steps(arm)))} and"
-        f" {say('seconds', subtract_epoch(plain, arm))} ({say('share', line.ours)})"
-        for line, (_, plain, arm) in zip(lines, pairs, strict=True)
-    ]
+    shares, parts = [], []
+    for line, (_, plain, arm) in zip(lines, pairs, strict=True):
+        shares.append(f"{say('share', line.ours)} ({name_pair(arm)})")
+        computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
+        parts.append(f"{say('seconds', computing)} and {say('seconds', rest)} ({name_pair(arm)})")
     table = make_beside_table(
         "share",
         lines,
@@ -333,9 +333,9 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         ),
     )
     sentences = (
-        f"Computation T_1/N and communication T_N − T_1/N of an epoch (share of T_N): {'; '.join(parts)}.",
-        "Communication by subtraction includes everything that does not shrink, such as computation that other ranks"
-        " slow down.",
+        f"Communication by subtraction: {', '.join(shares)}.",
+        f"Computation T_1/N and communication T_N − T_1/N of an epoch: {'; '.join(parts)}.",
+        "It includes everything that does not shrink, such as computation that other ranks slow down.",
     )
     main = make_main("share", "communication", lines)
     questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
