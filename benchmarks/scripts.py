@@ -5,7 +5,7 @@ the style of well-known scripts. Each prints its loss and the time after every s
 
     steps     every step that the program printed was recorded, and no other
     losses    on two ranks, what it prints is the same with and without us, bit for bit
-    clock     our step over the interval between two of its own prints, in the same launch: within 2 %
+    clock     our step over the interval between two of its own prints, in the median of a launch: within 2 %
     watched   a step that is watched over one that is not, by processor time, in turns in one process on one rank
               (`rigs/alternating.py`): the 95 % interval of the ratio ends below 1.02
     answer    strong scaling on one and two ranks, with the phases of a step, and exposed communication where DDP
@@ -198,14 +198,13 @@ def count_undisturbed(result: TrialResult) -> int:
 
 
 def compare_clocks(result: TrialResult, lines: Lines) -> float:
-    """The sum of our clean steps over that of the program's own intervals of the same steps."""
+    """Our clean step over the program's own interval of the same step, in the median: a late print moves only two."""
     own = [sample for sample in result.samples if sample.rank == 0][: count_undisturbed(result)]
-    pairs = [
-        (sample.step_seconds, lines[n][1] - lines[n - 1][1])
+    return statistics.median(
+        sample.step_seconds / (lines[n][1] - lines[n - 1][1])
         for n, sample in enumerate(own)
         if sample.kind is StepKind.CLEAN and LEAD_IN <= n < len(lines)
-    ]
-    return sum(ours for ours, _ in pairs) / sum(its for _, its in pairs)
+    )
 
 
 def find_faults(result: TrialResult, lines: Lines, bare: Lines) -> list[str]:
