@@ -1,4 +1,4 @@
-"""Twenty layouts in which people publish scaling tables, read as they are."""
+"""Layouts in which people publish scaling tables, read as they are."""
 
 from __future__ import annotations
 
@@ -69,6 +69,53 @@ LAYOUTS = {
         {1: 1, 8: 1.1091, 32: 1.22},
         "per rank",
     ),
+    "counts as headers": Layout(
+        "Model,1 GPU,2 GPUs,4 GPUs\nresnet,100,190,360\nvgg,50,80,120\n", {1: 1, 2: 1.0526, 4: 1.1111}, "total", 2
+    ),
+    "models as headers": Layout(
+        "GPUs,InceptionV3,ResNet-50\n1,142,219\n8,1136,1734\n64,8400,13000\n", {1: 1, 8: 1, 64: 1.0819}, "total", 2
+    ),
+    "a number behind": Layout(
+        "node_num,gpu_num,samples/s\n1,1,100\n1,4,380\n2,8,700\n", {1: 1, 4: 1.0526, 8: 1.1429}, "total"
+    ),
+    "GPUs of every node": Layout(
+        "nodes,gpus,img/s\n1,8,800\n2,8,1500\n4,8,2900\n", {8: 1, 16: 1.0667, 32: 1.1034}, "total"
+    ),
+    "Markdown with a precision to a column": Layout(
+        "|GPUs|Batch size / GPU|Top1 - mixed precision|Throughput - FP32|Throughput - mixed precision|Weak scaling|\n"
+        "|---|---|---|---|---|---|\n|1|128|77.1|412 img/s|1270 img/s|1.00x|\n|8|128|77.3|3170 img/s|9510 img/s|7.69x\n",
+        {1: 1, 8: 1.0397},
+        "total",
+        2,
+    ),
+    "a batch that all ranks share": Layout(
+        "gpus,batch size per gpu,samples/s\n1,64,100\n2,32,180\n4,16,300\n", {1: 1, 2: 1.1111, 4: 1.3333}, "total"
+    ),
+    "times of hours and minutes": Layout(
+        "GPUs,Time to train\n1,20:04:48\n4,5h 8m 56s\n8,2 hrs 35 min\n", {1: 1, 4: 1.0257, 8: 1.0293}, "time"
+    ),
+    "hardware that names its count": Layout(
+        "Hardware,tokens/s\n8x A100,12.0k\n16x A100,23.1k\n", {8: 1, 16: 1.039}, "total"
+    ),
+    "a spread behind the number": Layout(
+        "# GPUs,samples/s,peak memory\n1,100 ± 2,3.1 GB\n2,190 ± 4,3.2 GB\n", {1: 1, 2: 1.0526}, "total"
+    ),
+    "a date and a remark": Layout(
+        "date,gpus,img/s,notes\n2022-05-18,1,100,first\n2022-05-19,2,190,after the fix\n2022-05-20,4,ERROR,hangs\n",
+        {1: 1, 2: 1.0526},
+        "total",
+    ),
+    "a title and a comment above": Layout(
+        "Results of May\n# all runs\ngpus,img/s\n1,100\n2,190\n", {1: 1, 2: 1.0526}, "total"
+    ),
+    "columns kept apart by spaces": Layout(
+        "GPUs   img/s   loss\n1      100     2.3\n2      190     2.3\n", {1: 1, 2: 1.0526}, "total"
+    ),
+    "a speedup alone": Layout("GPUs,Speedup\n1,1.0x\n2,1.9x\n4,3.6x\n", {1: 1, 2: 1.0526, 4: 1.1111}, "total"),
+    "steps per second": Layout(
+        "gpus,global batch,steps/s\n1,32,10\n2,64,9.5\n4,128,9\n", {1: 1, 2: 1.0526, 4: 1.1111}, "per rank"
+    ),
+    "decimal commas": Layout("GPUs;Zeit pro epoch (s)\n1;100,5\n2;55,2\n", {1: 1, 2: 1.0985}, "time"),
     "a speedup beside": Layout(
         "GPUs,Images/sec,Speedup,Efficiency\n1,300,1.0x,100%\n2,588,1.96x,98%\n", {1: 1, 2: 1.0204}, "total"
     ),

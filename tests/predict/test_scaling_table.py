@@ -73,7 +73,6 @@ def test_columns_can_be_said(write):
         ("ranks,ranks\n1,0\n", "unique"),
         ("cats,throughput\n1,10\n", "--ranks-column"),
         ("ranks,colour\n1,10\n", "--value-column"),
-        ("ranks,a_per_s,b_per_s\n1,10,10\n", "--value-column"),
     ],
 )
 def test_what_is_no_table_is_refused_by_name(write, text, words):
@@ -99,6 +98,28 @@ def test_headers_that_people_write_are_read(tmp_path, header, rows, value, is_pe
     assert found.series.throughput[4] == pytest.approx(value)
     assert found.series.is_per_rank is is_per_rank
     assert found.series.restore(4, value) == pytest.approx(90.0 if is_per_rank else value)
+
+
+def test_columns_of_one_kind_are_a_series_each_and_copies_are_left_out(write):
+    text = "gpus,samples/s,tokens/s,fp16 tokens/s\n1,1,1210,2500\n2,2,2380,4100\n4,5,4700,9000\n"
+    found = read_table(write(text), Columns())
+    assert [one.series.unit for one in found] == ["tokens/s", "fp16 tokens/s"]
+    assert found[1].series.throughput == {1: 2500, 2: 4100, 4: 9000}
+
+
+def test_every_table_of_a_page_is_read_under_its_heading(tmp_path):
+    path = tmp_path / "page.md"
+    table = "| GPUs | img/s |\n|---|---|\n| 1 | {} |\n| 2 | 190 |\n"
+    path.write_text(
+        f"# Setup\n\n| flag | use |\n|---|---|\n| a | b |\n\n## A\n\n{table.format(100)}\n## B\n\n{table.format(97)}"
+    )
+    assert [one.series.label for one in read_table(path, Columns())] == ["A", "B"]
+
+
+def test_what_was_concluded_from_numbers_is_said(write):
+    (found,) = read_table(write("gpus,step time (ms)\n1,100\n2,104\n4,106\n"), Columns())
+    assert found.series.stretch == pytest.approx({1: 1.0, 2: 1.04, 4: 1.06})
+    assert "weak scaling" in found.notes[0]
 
 
 def test_times_of_a_batch_that_grows_are_not_those_of_one_job(tmp_path):

@@ -21,18 +21,39 @@ Some series cannot be right, and are reported instead of extrapolated: each rank
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.errors import UsageError
+from scalelab.predict.table_columns import (
+    FIXED_PATTERN,
+    PER_RANK_PATTERN,
+    PLAIN_NAMES,
+    RATE_PATTERN,
+    RELATIVE_PATTERN,
+    SHARE_PATTERN,
+    STEP_PATTERN,
+    STEP_RATE,
+    TIME_PATTERN,
+    choose_descriptive,
+    choose_ranks,
+    choose_values,
+    count_all_ranks,
+    describe_job,
+    find_direction,
+    find_growing_work,
+    has_counts,
+    is_measured,
+    leave_out_count,
+    make_long,
+)
+from scalelab.predict.table_file import RawTable, Row, is_missing, read_tables, read_value, try_count, try_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,33 +102,6 @@ class ScalingSeries:
         return self.throughput[first] / first * ranks / stretch
 
 
-Row = Mapping[str, str]
-
-RANK_NAMES = (
-    *("ranks", "gpus", "devices", "world_size", "workers", "processes", "accelerators", "chips", "tpus", "cards"),
-    *("nproc", "nodes", "machines", "hosts"),
-)
-RANK_PREFIXES = re.compile(r"^(number_of|num|no_of|no|n|total|count_of)_")
-COUNT_SUFFIX = re.compile(r"_(count|used|total)$")
-PER_NODE_PATTERN = re.compile(r"^(num_|n_)?(gpus|ranks|devices|processes|chips)_?(per_|/)_?(node|machine|host)$")
-RATE_PATTERN = re.compile(
-    r"throughput|per_s(ec(ond)?)?(_|$)|/ ?s(ec(ond)?s?)?\b|(samples|tokens|images|img|seq)_s(_|\b)|speed|rate",
-    re.IGNORECASE,
-)
-TIME_PATTERN = re.compile(r"time|seconds|_s$|_ms$|\bms\b|epoch_s|iter", re.IGNORECASE)
-RELATIVE_PATTERN = re.compile(r"speed-?_?up|efficien|scaling|\bratio", re.IGNORECASE)
-FIXED_PATTERN = re.compile(r"epoch|train|total|hour|_h$|min(ute)?s?\b|_min$", re.IGNORECASE)
-"""Of times: a whole job, not a step."""
-STEP_PATTERN = re.compile(r"step|iter|batch", re.IGNORECASE)
-MISSING = ("", "-", "–", "—", "n/a", "na", "nan", "none", "null", "oom", "x", "?")
-SHARE_PATTERN = re.compile(r"mfu|pct_peak|percent_of_peak|utili[sz]ation", re.IGNORECASE)
-JOB_PATTERN = re.compile(r"batch|seq|length|hidden|layers|heads|width|depth|precision|bits", re.IGNORECASE)
-WHOLE_PATTERN = re.compile(r"global|total|aggregate|accum|flops", re.IGNORECASE)
-DEVICES = r"(gpu|rank|device|worker|chip|accelerator|process|tpu|core)"
-PER_RANK_PATTERN = re.compile(rf"per[_ -]s[_ -]{DEVICES}|_gpu$|per[_ -]{DEVICES}\b|/ ?{DEVICES}\b", re.IGNORECASE)
-PLAIN_NAMES = ("value", "throughput", "x", "y")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """Which column is which; None: recognised by name."""
@@ -128,38 +122,55 @@ class ReadSeries:
     """The share of the peak on so many ranks, where a column has it."""
     job: Mapping[str, str]
     """What its rows agree in."""
+    notes: tuple[str, ...] = ()
+    """What was concluded from the numbers and not from names."""
 
 
 def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
-    """The series of a CSV file, in the order of its rows; those of one size only too."""
-    rows = count_all_ranks(read_rows(path))
+    """The series of every table of a file, in the order of its rows; those of one size only too."""
+    found: list[ReadSeries] = []
+    refusals: list[UsageError] = []
+    tables = read_tables(path)
+    for table in tables:
+        try:
+            found += _read_one(path, table, columns, "" if len(tables) == 1 else table.heading)
+        except UsageError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> list[ReadSeries]:
+    rows = table.rows
+    if columns.ranks is None:
+        rows = count_all_ranks(make_long(rows, table.heading))
     names = list(rows[0])
-    ranks_name = columns.ranks or choose_ranks(path, names)
-    value_name = columns.value or choose_value(path, names, ranks_name)
-    for name in (ranks_name, value_name, *(columns.by or ())):
-        if name not in names:
+    for name in (columns.ranks, columns.value, *(columns.by or ())):
+        if name is not None and name not in names:
             raise UsageError(f"{path} has no column {name!r}: it has {', '.join(names)}")
-    is_time = columns.is_time
-    if is_time is None:
-        is_time = not RATE_PATTERN.search(value_name) and bool(TIME_PATTERN.search(value_name))
-    by = columns.by if columns.by is not None else choose_descriptive(rows, ranks_name, {ranks_name, value_name})
-    share_name = next((name for name in names if SHARE_PATTERN.search(name)), None)
+    ranks_name = columns.ranks or choose_ranks(path, rows)
+    values = [columns.value] if columns.value else choose_values(path, rows, ranks_name)
+    by = columns.by if columns.by is not None else choose_descriptive(rows, ranks_name, {ranks_name, *values})
     counted = [name for name in by if has_counts(rows, name, ranks_name)]
-    groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
-    for number, row in enumerate(rows, start=2):
-        if row[ranks_name].lower() in MISSING or row[value_name].lower() in MISSING:
-            continue  # an empty cell costs its row
-        key = tuple(leave_out_count(row[name], row[ranks_name]) if name in counted else row[name] for name in by)
-        groups.setdefault(key, []).append((number, row))
-    if not groups:
-        raise UsageError(f"{path}: no row has both {ranks_name} and {value_name}: use --value-column NAME")
-    varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
     found = []
-    for members in groups.values():
-        job = {name: members[0][1][name] for name in by}
-        named = (job[name] if try_number(job[name]) is None else f"{name} {job[name]}" for name in varying if job[name])
-        label = ", ".join(named) or path.stem
-        found.append(_make_series(path, members, label, job, (ranks_name, value_name, share_name), is_time))
+    for value_name in values:
+        groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
+        for number, row in enumerate(rows, start=2):
+            if is_missing(row[ranks_name]) or is_missing(row[value_name]):
+                continue  # an empty cell costs its row
+            if is_measured(rows, value_name) and not re.search(r"\d", row[value_name]):
+                continue  # a word in place of a number: the row failed
+            key = tuple(leave_out_count(row[name], row[ranks_name]) if name in counted else row[name] for name in by)
+            groups.setdefault(key, []).append((number, row))
+        varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
+        for members in groups.values():
+            job = {name: members[0][1][name] for name in by}
+            parts = (heading, describe_job(job, varying), value_name.strip() if len(values) > 1 else "")
+            label = ", ".join(part for part in parts if part) or path.stem
+            found.append(_make_series(path, members, label, job, (ranks_name, value_name), columns.is_time))
+    if not found:
+        raise UsageError(f"{path}: no row has both {ranks_name} and {values[0]}: use --value-column NAME")
     return found
 
 
@@ -168,198 +179,91 @@ def _make_series(
     members: Sequence[tuple[int, Row]],
     label: str,
     job: Mapping[str, str],
-    names: tuple[str, str, str | None],
-    is_time: bool,
+    names: tuple[str, str],
+    is_said_time: bool | None,
 ) -> ReadSeries:
-    ranks_name, value_name, share_name = names
+    ranks_name, value_name = names
+    rows = [row for _, row in members]
     values: dict[int, list[float]] = {}
-    shares: dict[int, float] = {}
     for number, row in members:
         where = f"{path}, line {number}"
-        ranks = read_number(row[ranks_name], ranks_name, where)
-        value = read_number(row[value_name], value_name, where)
-        if ranks < 1 or ranks != int(ranks):
+        ranks, value = try_count(row[ranks_name]), read_value(row[value_name])
+        if ranks is None or ranks < 1 or ranks != int(ranks):
             raise UsageError(f"{where}: {ranks_name} must be an integer ≥ 1, got {row[ranks_name]}")
+        if value is None:
+            raise UsageError(f"{where}: {value_name} must be a number, got {row[value_name]!r}")
         if value <= 0:
             raise UsageError(f"{where}: {value_name} must be a number > 0, got {row[value_name]}")
-        values.setdefault(int(ranks), []).append(1 / value if is_time else value)
-        if share_name and (share := try_number(row[share_name])) is not None:
-            shares[int(ranks)] = share / 100 if "pct" in share_name or "percent" in share_name or share > 2 else share
-    is_per_rank = bool(PER_RANK_PATTERN.search(value_name)) and not is_time
-    is_fixed = bool(FIXED_PATTERN.search(value_name)) and not STEP_PATTERN.search(value_name)
-    work = find_growing_work([row for _, row in members], ranks_name, value_name) if is_time and not is_fixed else None
+        values.setdefault(int(ranks), []).append(value)
+    middle = {ranks: statistics.median(found) for ranks, found in values.items()}
+    is_time, notes = _find_kind(rows, names, is_said_time)
+    is_per_rank = not is_time and _is_of_one_rank(rows, names, middle)
+    work = _find_work(rows, names, middle) if is_time else None
+    if work is not None and find_growing_work(rows, *names) is None:
+        notes.append("the time of a step does not fall with more ranks: read as weak scaling, where the batch grows")
+    whole = {ranks: 1 / value if is_time else value for ranks, value in middle.items()}
     if is_per_rank or work is not None:
-        factor = work or 1.0
-        values = {ranks: [value * ranks * factor for value in found] for ranks, found in values.items()}
+        whole = {ranks: value * ranks * (work or 1.0) for ranks, value in whole.items()}
     series = ScalingSeries(
         label=label,
-        throughput={ranks: statistics.median(found) for ranks, found in values.items()},
+        throughput=whole,
         is_time=is_time,
-        unit=value_name,
+        unit=value_name.strip(),
         is_per_rank=is_per_rank,
         work_per_rank=work,
     )
-    return ReadSeries(series=series, utilization=shares, job=job)
+    return ReadSeries(series=series, utilization=_find_shares(rows, ranks_name), job=job, notes=tuple(notes))
 
 
-def find_growing_work(rows: Sequence[Row], ranks_name: str, value_name: str) -> float | None:
-    """Samples per rank and step, where the batch grows with the ranks, or one per device stays; None: one fixed job."""
-    for name in rows[0]:
-        if "batch" not in name.lower() or name == value_name:
-            continue
-        batches = {batch for row in rows if (batch := try_number(row[name]))}
-        if PER_RANK_PATTERN.search(name):
-            if len(batches) == 1 and STEP_PATTERN.search(value_name):
-                return batches.pop()
-        elif (share := find_share(rows, ranks_name, name)) is not None:
-            return share
-    return None
+def _find_kind(rows: Sequence[Row], names: tuple[str, str], is_said: bool | None) -> tuple[bool, list[str]]:
+    """Whether the values are times, and what was concluded from them where their name does not say it."""
+    ranks_name, value_name = names
+    plain = value_name.strip()
+    is_rate = bool(RATE_PATTERN.search(plain) or RELATIVE_PATTERN.search(plain))
+    is_time = not is_rate and bool(TIME_PATTERN.search(plain))
+    if is_said is not None or is_rate or is_time or (plain.lower() in PLAIN_NAMES and plain != "value"):
+        return (is_time if is_said is None else is_said), []
+    falls = find_direction(rows, ranks_name, value_name) < 0
+    meaning = "falls with more ranks: read as the time of a fixed job" if falls else "read as a throughput"
+    return falls, [f"{plain}: {meaning}; --time and --no-time decide"]
 
 
-def find_share(rows: Sequence[Row], ranks_name: str, name: str) -> float | None:
-    """What each rank has of a number that grows in proportion to the ranks; None: it does not."""
-    pairs = [(try_number(row[ranks_name]), try_number(row[name])) for row in rows]
-    shares = {round(value / ranks, 6) for ranks, value in pairs if ranks and value}
-    return shares.pop() if len(shares) == 1 and len({ranks for ranks, _ in pairs if ranks}) > 1 else None
-
-
-def leave_out_count(text: str, ranks: str) -> str:
-    """A description without the rank count of its row: `2x A100` and `A100` are one series."""
-    count = try_number(ranks)
-    if count is None or try_number(text) is not None:
-        return text
-    return re.sub(rf"((?<![\w.])|(?<=dp)){count:.0f}( ?[x×*] ?|(?![\w.]))", "", text).strip()
-
-
-def has_counts(rows: Sequence[Row], name: str, ranks_name: str) -> bool:
-    """Whether fewer descriptions are left without the rank counts in them."""
-    return len({leave_out_count(row[name], row[ranks_name]) for row in rows}) < len({row[name] for row in rows})
-
-
-def count_all_ranks(rows: list[Row]) -> list[Row]:
-    """Rows with a column of ranks where the table has nodes and ranks per node only."""
-    names = list(rows[0])
-    per_node = next((name for name in names if PER_NODE_PATTERN.match(make_plain(name))), None)
-    plain = {strip_count(name): name for name in reversed(names)}
-    nodes = next((plain[known] for known in ("nodes", "machines", "hosts") if known in plain), None)
-    if per_node is None or nodes is None or any(known in plain for known in RANK_NAMES[:-3]):
-        return rows
-    kept = [name for name in names if name not in (nodes, per_node)]
-    counts = [(try_number(row[nodes]) or 0) * (try_number(row[per_node]) or 0) for row in rows]
-    products = [{"ranks": f"{count:.0f}" if count else ""} for count in counts]
-    return [{**product, **{name: row[name] for name in kept}} for product, row in zip(products, rows, strict=True)]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV, TSV or Markdown table by column name, all with every column."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "not a text file"
-        raise UsageError(f"{path} cannot be read: {words}") from error
-    lines = read_markdown(text)
-    if lines is None:
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        try:
-            table = csv.reader(io.StringIO(text), delimiter=delimiter)
-            lines = [line for line in table if any(cell.strip() for cell in line)]
-        except csv.Error as error:
-            raise UsageError(f"{path} is not a CSV file: {error}") from error
-    if len(lines) < 2:
-        raise UsageError(f"{path} has no table: it needs a header line and at least one row")
-    names = [name.strip() for name in lines[0]]
-    if len(set(names)) < len(names) or not all(names):
-        raise UsageError(f"{path}: column names must be unique and not empty, got {', '.join(names)}")
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(names):
-            raise UsageError(f"{path}, line {number}: {len(line)} fields for {len(names)} columns")
-    return [dict(zip(names, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
-
-
-def read_markdown(text: str) -> list[list[str]] | None:
-    """The cells of the first Markdown table, without bold, code and links; None: there is none."""
-    lines = text.splitlines()
-    pattern = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+[\s:-]*")
-    rule = next((number for number, line in enumerate(lines) if pattern.fullmatch(line)), 0)
-    if not rule:
+def _find_work(rows: Sequence[Row], names: tuple[str, str], times: Mapping[int, float]) -> float | None:
+    """The samples that a step of one rank takes, in weak scaling; None: the time of a fixed job."""
+    if FIXED_PATTERN.search(names[1]) and not STEP_PATTERN.search(names[1]):
         return None
-    rows = [lines[rule - 1], *itertools.takewhile(lambda line: "|" in line, lines[rule + 1 :])]
-    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", row).replace("**", "").replace("`", "") for row in rows)
-    return [[cell.strip() for cell in row.strip().removeprefix("|").removesuffix("|").split("|")] for row in plain]
+    work = find_growing_work(rows, *names)
+    return 1.0 if work is None and STEP_PATTERN.search(names[1]) and is_flat(times) else work
 
 
-def make_plain(name: str) -> str:
-    """A column name in lower case, words joined by _."""
-    return re.sub(r"[^a-z0-9/]+", "_", name.lower().replace("#", "num ")).strip("_")
+def _is_of_one_rank(rows: Sequence[Row], names: tuple[str, str], values: Mapping[int, float]) -> bool:
+    ranks_name, value_name = names
+    if re.search("efficien", value_name, re.IGNORECASE) or PER_RANK_PATTERN.search(value_name):
+        return True
+    if STEP_RATE.search(value_name):
+        return find_growing_work(rows, ranks_name, "step") is not None or is_flat(values)
+    is_flops = re.search("flop", value_name, re.IGNORECASE) and not RATE_PATTERN.search(value_name)
+    return bool(is_flops) and is_flat(values)
 
 
-def strip_count(name: str) -> str:
-    """`gpus` of Number of GPUs, n_gpus, #GPUs and GPU count; a plain `gpu` is the kind of device."""
-    plain = make_plain(name)
-    bare = COUNT_SUFFIX.sub("", RANK_PREFIXES.sub("", plain))
-    return f"{bare}s" if bare != plain and f"{bare}s" in RANK_NAMES else bare
+def is_flat(values: Mapping[int, float]) -> bool:
+    """Whether numbers stay, or change far less than the ranks, over at least twice the ranks."""
+    sizes = sorted(values)
+    growth, change = sizes[-1] / sizes[0], values[sizes[-1]] / values[sizes[0]]
+    return growth >= 2 and all(values[size] > 0.9 * values[sizes[0]] for size in sizes) and change < growth**0.5
 
 
-def choose_ranks(path: Path, names: Sequence[str]) -> str:
-    plain = {strip_count(name): name for name in reversed(names)}
-    found = next((plain[known] for known in RANK_NAMES if known in plain), None)
-    if found is None:
-        raise UsageError(f"{path}: no column name looks like ranks ({', '.join(names)}): use --ranks-column NAME")
+def _find_shares(rows: Sequence[Row], ranks_name: str) -> dict[int, float]:
+    """The utilization by number of ranks, where a column has it."""
+    name = next((name for name in rows[0] if SHARE_PATTERN.search(name)), None)
+    found: dict[int, float] = {}
+    for row in rows if name else ():
+        share, ranks = try_number(row[str(name)]), try_count(row[ranks_name])
+        if share is not None and ranks:
+            found[int(ranks)] = (
+                share / 100 if re.search("pct|percent|%", f"{name}{row[str(name)]}") or share > 2 else share
+            )
     return found
-
-
-def choose_value(path: Path, names: Sequence[str], ranks_name: str) -> str:
-    """A throughput of all ranks, or else a time, or else a throughput of each rank."""
-    others = [name for name in names if name != ranks_name and not RELATIVE_PATTERN.search(name)]
-    rates = [name for name in others if RATE_PATTERN.search(name)]
-    whole = [name for name in rates if not PER_RANK_PATTERN.search(name) and not name.lower().endswith("column")]
-    times = [name for name in others if TIME_PATTERN.search(name) and not RATE_PATTERN.search(name)]
-    plain = [name for name in others if name.lower() in PLAIN_NAMES]
-    choices = whole or plain or times or rates
-    exact = [name for name in choices if name.lower() in PLAIN_NAMES]
-    if len(exact) == 1:
-        return exact[0]
-    if len(choices) != 1:
-        found = f"{', '.join(choices)} could all be" if choices else f"none of {', '.join(names)} looks like"
-        raise UsageError(f"{path}: {found} the measured value: use --value-column NAME")
-    return choices[0]
-
-
-def choose_descriptive(rows: Sequence[Row], ranks_name: str, taken: Iterable[str]) -> tuple[str, ...]:
-    """The columns that identify the job of a row."""
-    found = []
-    for name in rows[0]:
-        is_numeric = _is_numeric(rows, name)
-        is_measured = RATE_PATTERN.search(name) or TIME_PATTERN.search(name) or RELATIVE_PATTERN.search(name)
-        if name in taken or SHARE_PATTERN.search(name) or (is_measured and is_numeric):
-            continue
-        is_job = JOB_PATTERN.search(name) and not WHOLE_PATTERN.search(name)
-        if not is_numeric or (is_job and find_share(rows, ranks_name, name) is None):
-            found.append(name)
-    return tuple(found)
-
-
-def _is_numeric(rows: Sequence[Row], name: str) -> bool:
-    return all(try_number(row[name]) is not None for row in rows if row[name])
-
-
-def read_number(text: str, name: str, where: str) -> float:
-    value = try_number(text)
-    if value is None:
-        raise UsageError(f"{where}: {name} must be a number, got {text!r}")
-    return value
-
-
-def try_number(text: str) -> float | None:
-    """A finite number, perhaps with commas between thousands, a percent sign or a multiplication sign behind it."""
-    plain = text.strip().rstrip("%x×").strip()
-    if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", plain):
-        plain = plain.replace(",", "")
-    try:
-        value = float(plain)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 MOST_GAIN = 0.10

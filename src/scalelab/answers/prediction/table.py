@@ -47,7 +47,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
             continue
         extrapolated = extrapolate(series, list(ranks) or [series.ranks[-1] * factor for factor in (2, 4, 8)])
         sizes = list(list_sizes(series, extrapolated))
-        table = make_sizes_table(series, sizes, extrapolated[0].weights)
+        table = make_sizes_table(one, sizes, extrapolated[0].weights)
         sections.append(Section(heading=series.label, tables=(table,), charts=(draw_sizes(series, sizes),)))
         findings.append(summarise(series, extrapolated))
         cautions += warn_of_distance(series, max(one.ranks for one in extrapolated))
@@ -97,7 +97,8 @@ def warn_of_single_sizes(found: Sequence[ReadSeries]) -> Iterator[Caution]:
         )
 
 
-def make_sizes_table(series: ScalingSeries, sizes: Sequence[Size], weights: Mapping[str, float]) -> Table:
+def make_sizes_table(one: ReadSeries, sizes: Sequence[Size], weights: Mapping[str, float]) -> Table:
+    series = one.series
     laws = ", ".join(f"{name} {format_share(weight)}" for name, weight in weights.items() if weight > 0.005)
     return make_table(
         sizes,
@@ -110,6 +111,7 @@ def make_sizes_table(series: ScalingSeries, sizes: Sequence[Size], weights: Mapp
             f"{PREDICTION_NOTE}; measured rows have none",
             f"speedup and efficiency: relative to {format_count(series.ranks[0], 'rank')}",
             f"weights of the scaling laws: {laws}",
+            *one.notes,
         ),
     )
 
