@@ -46,10 +46,9 @@ def print_studies() -> None:
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; gives the exit code."""
-    from scalelab.cli.batch.submission import prepare
+    from scalelab.cli.batch.submission import prepare, show_jobs
     from scalelab.cli.batch.submit import start_and_submit
     from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
-    from scalelab.launch.batch.handover import show_scripts
     from scalelab.runs.experiment import plan_trials, start_run
     from scalelab.runs.launching import choose_launcher
 
@@ -58,7 +57,7 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
     trials = plan_trials(study)
     if execution.dry_run:
         print_plan(trials, execution)
-        sys.stdout.write(show_scripts(trials, record, execution.runs_dir, study.job.ranks_per_node) if record else "")
+        sys.stdout.write(show_jobs(study, trials, record, execution, command))
         return 0
     execution.output.check()
     if record is not None:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.answers.train import TrainStudy, reopen_training
-from scalelab.cli.batch.submission import prepare
+from scalelab.cli.batch.submission import prepare, show_jobs
 from scalelab.cli.batch.submit import start_and_submit
 from scalelab.cli.measuring import measure_and_report, print_plan
 from scalelab.cli.study_flags import add_project, parse_kind
 from scalelab.errors import UsageError
-from scalelab.launch.batch.handover import show_scripts
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
@@ -37,7 +36,7 @@ def main(args: Sequence[str]) -> int:
     (trial,) = train.plan()
     if execution.dry_run:
         print_plan([trial], execution, may_try=member is None)
-        sys.stdout.write(show_scripts([trial], record, execution.runs_dir, train.job.ranks_per_node) if record else "")
+        sys.stdout.write(show_jobs(train, [trial], record, execution, ["scalelab", "train", *args]))
         return 0
     if member and member.rank > 0:
         return run_member(member, execution.runs_dir)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf", "ray"]
+LauncherName = Literal["local", "hosts", "torchrun", "mpi", "slurm", "pbs", "lsf", "ray", "k8s"]
 Scheduler = Literal["slurm", "pbs", "lsf"]
 """Launchers that have a batch system."""
 
@@ -70,6 +70,10 @@ class LauncherRecord:
     starts_torchrun: bool = False
     """Whether the command starts a torchrun on every node, and that the ranks."""
     batch: BatchFacts | None = None
+    manifests: str = ""
+    """The function that writes what users submit by themselves; empty: there is none."""
+    manifest_flags: tuple[str, ...] = ()
+    """The flags of a batch job that it reads."""
 
 
 MPI = ("openmpi", "intel", "pals", "mpich")
@@ -94,6 +98,7 @@ STARTERS: dict[str, Starter] = {
     ),
     "jsrun": Starter(program="jsrun", step="scalelab.launch.starters:step_jsrun"),
     "ray": Starter(program="ray", step="scalelab.launch.ray:step_ray", finds_nodes=True, tried="Ray 2.60"),
+    "k8s": Starter(program="", step="scalelab.launch.k8s:step_k8s", finds_nodes=True),
 }
 STEP_LAUNCHER = "scalelab.launch.stepped:StepLauncher"
 LAUNCHERS: dict[str, LauncherRecord] = {
@@ -138,6 +143,11 @@ LAUNCHERS: dict[str, LauncherRecord] = {
         ),
     ),
     "ray": LauncherRecord(type=STEP_LAUNCHER, starters=("ray",)),
+    "k8s": LauncherRecord(
+        type="scalelab.launch.k8s:K8sLauncher",
+        manifests="scalelab.launch.batch.manifests:write_manifests",
+        manifest_flags=("--container", "--filesystems", "--queue", "--wall-time"),
+    ),
 }
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 

@@ -16,13 +16,14 @@ from scalelab.checks import check_positive, flag, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site, combine_sites, find_scheduler, load_site
 from scalelab.launch.batch.system import BatchRecord, read_record, size_job
-from scalelab.records.launchers import SCHEDULERS, Scheduler
+from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, Scheduler, load
 from scalelab.records.trial import Trial
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.units import parse_seconds
 
 if TYPE_CHECKING:  # launchers load numpy, which takes longer than --help
+    from scalelab.cli.study_flags import Execution
     from scalelab.launch.batch.handover import JobLauncher
     from scalelab.runs.launching import Submitter
 
@@ -66,7 +67,7 @@ class Submission:
 def check_unused(submission: Submission, job: Job) -> None:
     """Refuse flags of a batch system that would have no effect: without one, or inside its job."""
     is_inside = job.launcher in SCHEDULERS and find_scheduler(job.launcher, os.environ) is None
-    given = list_given(submission)
+    given = [name for name in list_given(submission) if name not in LAUNCHERS[job.launcher].manifest_flags]
     if not given or (job.launcher in SCHEDULERS and not is_inside):
         return
     if is_inside:
@@ -133,6 +134,18 @@ def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | No
         return study, None
     record = submission.make_record(scheduler)
     return set_ranks_per_node(study, record.site), record
+
+
+def show_jobs(
+    study: Study, trials: Sequence[Trial], record: BatchRecord | None, execution: Execution, command: Sequence[str]
+) -> str:
+    """What --dry-run shows beside the plan: the scripts of a batch system, or the manifests that were written."""
+    from scalelab.launch.batch.handover import show_scripts
+
+    if record is not None:
+        return show_scripts(trials, record, execution.runs_dir, study.job.ranks_per_node)
+    write = LAUNCHERS[study.job.launcher].manifests
+    return str(load(write)(trials, execution.submission.asked, execution.runs_dir, command)) if write else ""
 
 
 def set_ranks_per_node(study: Study, site: Site) -> Study:

@@ -77,7 +77,7 @@ class Job:
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
     mpi: by torchrun or mpiexec, on all nodes of an allocation. slurm, pbs, lsf: by the batch system inside an
-    allocation. ray: on a Ray cluster."""
+    allocation. ray: on a Ray cluster. k8s: in the pods of a Job, see --dry-run."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
