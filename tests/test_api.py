@@ -14,7 +14,7 @@ from torch import nn
 import scalelab as sl
 from scalelab.records.trial import Trial
 from scalelab.report.document import Cell, Column, Table
-from scalelab.results import make_frame
+from scalelab.report.results import make_frame
 
 OPTIONS = {"progress": False, "rounds": 3, "steps": 12}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scalelab.records.trial import Status, Trial, TrialResult
     from scalelab.report.document import Document
     from scalelab.report.findings import Caution, Finding
-    from scalelab.results import DataTable, Figure, Result, Run
+    from scalelab.report.results import DataTable, Figure, Result, Run
     from scalelab.runs.experiment import run_study
     from scalelab.studies.batch_scaling import BatchScaling
     from scalelab.studies.batch_size import BatchSize
@@ -119,13 +119,13 @@ _HOMES = {
     "Collectives": "scalelab.studies.collectives.study",
     "CommVolume": "scalelab.studies.comm_volume",
     "Compile": "scalelab.studies.compile",
-    "DataTable": "scalelab.results",
+    "DataTable": "scalelab.report.results",
     "Delay": "scalelab.studies.delay",
     "Dimensions": "scalelab.studies.dimensions",
     "Document": "scalelab.report.document",
     "Dtypes": "scalelab.studies.dtypes",
     "FakeLauncher": "scalelab.launch.fake",
-    "Figure": "scalelab.results",
+    "Figure": "scalelab.report.results",
     "Finding": "scalelab.report.findings",
     "IoFormats": "scalelab.studies.io_formats.study",
     "Job": "scalelab.studies.shared.job",
@@ -142,8 +142,8 @@ _HOMES = {
     "Optimizers": "scalelab.studies.optimizers",
     "QuantizeStudy": "scalelab.studies.quantize.study",
     "Reproducibility": "scalelab.studies.reproducibility",
-    "Result": "scalelab.results",
-    "Run": "scalelab.results",
+    "Result": "scalelab.report.results",
+    "Run": "scalelab.report.results",
     "RunStore": "scalelab.records.store",
     "Sampling": "scalelab.studies.shared.sampling",
     "ScalelabError": "scalelab.errors",

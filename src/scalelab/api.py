@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.files import RUNS_DIR
-from scalelab.results import Result, Run
+from scalelab.report.results import Result, Run
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,7 +27,7 @@ from scalelab.export.wandb import load_wandb, write_offline
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
-from scalelab.results import Run
+from scalelab.report.results import Run
 from scalelab.runs.experiment import read_results
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.units import format_count

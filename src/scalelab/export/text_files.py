@@ -32,7 +32,7 @@ from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.renderers.csv_table import name_tables
-from scalelab.results import DataTable, Run, make_frame
+from scalelab.report.results import DataTable, Run, make_frame
 
 FLOAT_BYTES = 4
 METRIC_UNITS = ("seconds", "bytes")
