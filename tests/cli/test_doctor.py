@@ -41,9 +41,9 @@ from scalelab.launch.ranks.discovery import Membership
 from scalelab.launch.ranks.placement import Placement
 from scalelab.records.environment import read_environment
 from scalelab.records.trial import to_builtins
-from scalelab.worker import nccl_check
-from scalelab.worker.nccl_check import try_backend
-from scalelab.worker.roofline import list_backends
+from scalelab.worker.doctor import nccl_check
+from scalelab.worker.doctor.nccl_check import try_backend
+from scalelab.worker.doctor.roofline import list_backends
 from tests.cli.commands import answer, make_environment
 from tests.launch.programs import PLACE, WHEELS, find_mpiexec
 from tests.slurm import Cluster
@@ -136,7 +136,7 @@ def test_a_script_of_slurm_is_no_rank_and_knows_its_job(slurm: Cluster, tmp_path
 
 @pytest.mark.slow
 def test_the_doctor_measures_the_roofs_with_torch_and_without(tmp_path: Path) -> None:
-    module = "scalelab.worker.roofline"
+    module = "scalelab.worker.doctor.roofline"
     program = f"import sys; sys.modules['torch'] = None; from {module} import measure_roofs; import json;"
     bare = run([sys.executable, "-c", f"{program} print(json.dumps(measure_roofs()))"], tmp_path)
     with_torch = run([sys.executable, "-m", module, str(2**23)], tmp_path)
@@ -317,7 +317,7 @@ def test_nccl_is_tried_on_every_device_and_its_words_are_told(monkeypatch: pytes
     monkeypatch.setattr(doctor_host, "find_gpus", lambda: (1, 2, 3, 4))
     monkeypatch.setattr(doctor_host, "run_module", answer)
     works, fails, hangs = look_at_nccl(), look_at_nccl(), look_at_nccl()
-    assert asked[0] == ("scalelab.worker.nccl_check", "nccl", "4")
+    assert asked[0] == ("scalelab.worker.doctor.nccl_check", "nccl", "4")
     assert (works.grade, works.detail) == (Grade.OK, "all-reduce over 4 CUDA devices works")
     assert (fails.grade, hangs.grade) == (Grade.FAILED, Grade.FAILED)
     assert "no peer" in fails.detail

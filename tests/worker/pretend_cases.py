@@ -28,7 +28,8 @@ from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.worker import device as seam
-from scalelab.worker import exchange, loop, reading, self_test, step, training, worker
+from scalelab.worker import exchange, loop, reading, step, training, worker
+from scalelab.worker.doctor import self_test
 from scalelab.worker.failure import classify
 from scalelab.worker.instruments import instruments
 from scalelab.worker.memory import limit, recording

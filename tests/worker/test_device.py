@@ -21,7 +21,7 @@ from scalelab.worker.device import (
     find_used_driver,
     list_activities,
 )
-from scalelab.worker.self_test import run_self_test
+from scalelab.worker.doctor.self_test import run_self_test
 
 PACKAGE = Path(scalelab.__file__).parent
 SEAM = PACKAGE / "worker" / "device.py"

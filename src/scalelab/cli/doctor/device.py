@@ -2,7 +2,7 @@
 
 Three parts, each check with an expectation, the figure that was seen and a verdict:
 
-    the device itself     names, memory, waiting, clocks, links, peaks (`worker/self_test.py`, in a process of its own)
+    the device itself     names, memory, waiting, clocks, links, peaks (`worker/doctor/self_test.py`, its own process)
     its driver            clock, power, ECC, MIG, other tenants of every GPU
     the paths of scalelab small trials as studies launch them: one rank and ddp, fsdp2 and tp on two, autocast with and
                           without a loss scale, TF32, memory forecast and measured, snapshot, a memory limit, the
@@ -53,7 +53,7 @@ BRIEF = StepPlan(lead_in_steps=6, clean_steps=4, phase_steps=0, comm_free_steps=
 def examine_device(name: str, bundle: Path | None, launcher: Launcher | None) -> Iterator[DoctorCheck]:
     """The self-test of all devices of a kind; without a launcher, of the devices alone."""
     gpus = find_gpus() if find_kind(name).is_listed else ()
-    found: Any = run_module("scalelab.worker.self_test", name, *(gpu.name for gpu in gpus))
+    found: Any = run_module("scalelab.worker.doctor.self_test", name, *(gpu.name for gpu in gpus))
     if found is None:
         detail = f"the self-test of {name} gave no answer"
         yield DoctorCheck(name="device", grade=Grade.FAILED, detail=detail, next_step="scalelab doctor --device cpu")

@@ -244,7 +244,7 @@ def measure_roofs(num_ranks: int = 1) -> dict[str, Any]:
     if copy_bytes is None:
         where = f" for {num_ranks} ranks" if num_ranks > 1 else ""
         return {"unmeasured": f"{format_bytes(available)} of free memory{where} is too little to import torch"}
-    found = run_module("scalelab.worker.roofline", str(copy_bytes))
+    found = run_module("scalelab.worker.doctor.roofline", str(copy_bytes))
     return found or {"unmeasured": "memory bandwidth and matmul rate could not be measured"}
 
 
@@ -288,7 +288,7 @@ def look_at_nccl() -> DoctorCheck:
     num_devices = len(find_gpus())
     if not num_devices:
         return DoctorCheck(name="NCCL", grade=Grade.OK, detail="not tried: no CUDA device")
-    return grade_nccl(num_devices, run_module("scalelab.worker.nccl_check", "nccl", str(num_devices)))
+    return grade_nccl(num_devices, run_module("scalelab.worker.doctor.nccl_check", "nccl", str(num_devices)))
 
 
 def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck:

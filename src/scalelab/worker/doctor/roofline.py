@@ -1,4 +1,4 @@
-"""The roofline of this process: `python -m scalelab.worker.roofline [BYTES]` prints it as one JSON object.
+"""The roofline of this process: `python -m scalelab.worker.doctor.roofline [BYTES]` prints it as one JSON object.
 
 Two roofs bound every step on a processor: how many bytes memory moves per second, and how many operations a matrix
 product does. Memory is measured by copying an array that no cache should hold, and a copy moves every byte twice; a

@@ -49,7 +49,7 @@ def _start(backend: str, num_processes: int, rank: int, log: Path) -> subprocess
     loopback = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     with log.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "scalelab.worker.nccl_check", *words],
+            [sys.executable, "-P", "-m", "scalelab.worker.doctor.nccl_check", *words],
             env=os.environ | loopback,
             stdin=subprocess.DEVNULL,
             stdout=file,
