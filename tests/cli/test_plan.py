@@ -9,7 +9,9 @@ import pytest
 from scalelab.cli.app import run_verb
 from scalelab.cli.plan import choose_batch, read_number
 from scalelab.errors import UsageError
+from scalelab.launch.fake import FakeLauncher
 from scalelab.predict.transformer_shape import GPT2_SMALL, choose_shape
+from scalelab.runs import experiment
 
 SMALL = ("plan", "--model", "gpt2-small", "--device", "h100-sxm", "--devices", "8", "--tokens", "10B")
 
@@ -120,3 +122,32 @@ def test_the_usual_batch_can_be_divided_over_the_devices(devices):
         odd = devices // (devices & -devices)
         assert batch % odd == 0
         assert 1.4e6 < batch * model.sequence < 1.2e7
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "llama3-8b", "--global-batch-size", "8"), "no workload has 32 layers"),
+        (
+            (
+                "--model",
+                "gpt2-tiny",
+            ),
+            "set a batch for this machine",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_confirmed_here_says_why(flags, message):
+    with pytest.raises(UsageError, match=message):
+        run_verb(["plan", *flags, "--devices", "4", "--confirm"])
+
+
+def test_a_confirmed_plan_shows_what_was_measured_beside_it(capsys, tmp_path, monkeypatch):
+    launcher = FakeLauncher(lambda trial: 0.01 * trial.global_batch / trial.num_ranks)
+    monkeypatch.setattr(experiment, "choose_launcher", lambda *_: launcher)
+    asked = ("plan", "--model", "gpt2-tiny", "--devices", "2", "--global-batch-size", "8", "--confirm")
+    sections, document = read_tables(capsys, *asked, "--dtype", "float32", "--runs-dir", str(tmp_path))
+    measured, beside = sections["Confirmed here"]["tables"]
+    assert 2 <= len(find_values(measured, "run")) <= 3
+    assert sorted(find_values(beside, "run")) == sorted(find_values(measured, "run"))
+    assert [one for one in document["findings"] if one["kind"] == "plan-ranking"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Kernels, keep_block
@@ -23,7 +23,7 @@ from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.lines import PREDICTED
 from scalelab.report.charts.plot import plot_bars, plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, select
 from scalelab.report.tables import (
     bytes_column,
     count_column,
@@ -35,6 +35,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
+from scalelab.studies.strategies.planned import PLAN_RANKING
 from scalelab.units import format_bytes, format_count, format_quantity, format_share
 
 COST = FindingKind(
@@ -122,6 +123,19 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
         findings=tuple(summarise(plan, totals, difference, sweep)),
         cautions=tuple(find_cautions(plan, totals)),
         environment=(("device", job.device.source),),
+    )
+
+
+def add_confirmation(document: Document, measured: Document) -> Document:
+    """The plan with what a `layouts` study measured here of its best layouts."""
+    tables = tuple(table for section in measured.sections[:2] for table in section.tables)
+    words = f"The best layouts that fit on this machine, as measured here: {measured.setting}."
+    first, *others = document.sections
+    return replace(
+        document,
+        sections=(first, Section(heading="Confirmed here", paragraphs=(words,), tables=tables), *others),
+        findings=(*document.findings, *select(measured.findings, PLAN_RANKING)),
+        cautions=(*document.cautions, *measured.cautions),
     )
 
 

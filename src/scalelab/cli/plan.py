@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 import tyro
 
-from scalelab.answers.plan import PlanSweep, describe_plan
+from scalelab.answers.plan import PlanSweep, add_confirmation, describe_plan
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
-from scalelab.cli.flags import parse_flags
+from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UnknownName, UsageError
 from scalelab.predict.devices import Accelerator, declare_device, find_device
 from scalelab.predict.layouts import Asked, PlannedJob
 from scalelab.predict.network_model import parse_rate
-from scalelab.predict.planning import SmallRun, make_plan, sweep_devices
+from scalelab.predict.planning import SmallRun, make_plan, rank_divisions, sweep_devices
 from scalelab.predict.transformer_shape import (
     KNOWN_MODELS,
     USUAL_VOCABULARY,
@@ -26,6 +27,8 @@ from scalelab.predict.transformer_shape import (
     choose_shape,
 )
 from scalelab.records.settings import MaybeInt
+from scalelab.records.store import RUNS_DIR
+from scalelab.records.trial import to_builtins
 from scalelab.report.document import Document
 from scalelab.units import parse_bytes
 
@@ -39,6 +42,8 @@ USUAL_BATCH_TOKENS = 2**22
 USUAL_TOKENS_PER_PARAMETER = 20
 """Hoffmann et al. 2022."""
 SWEPT = (0.125, 0.25, 0.5, 1, 2, 4, 8)
+NUM_CONFIRMED, CONFIRM_ROUNDS, CONFIRM_STEPS = 3, 4, 12
+"""Layouts that --confirm runs, and how often."""
 FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 
 
@@ -47,7 +52,7 @@ class ModelFlags:
     """Model: by name, by size, or by parameter count."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """gpt2-small, gpt2-large, llama3-8b, llama3-70b or llama3-405b."""
+    """gpt2-tiny, gpt2-small, gpt2-large, llama3-8b, llama3-70b or llama3-405b."""
     parameters: Number = None
     """Parameter count, such as 1T or 7B; a plausible shape is chosen."""
     layers: MaybeInt = None
@@ -147,6 +152,9 @@ class PlanFlags:
     """Reduce gradients beside backward, as DDP does."""
     overlap_tensor: bool = False
     """Overlap tensor-parallel communication with matrix products (async TP)."""
+    confirm: bool = False
+    """Run the best three layouts that fit on this machine as a layouts study, and show plan beside what it measures."""
+    runs_dir: RunsDir = RUNS_DIR
     what: ModelFlags = field(default_factory=ModelFlags)
     where: DeviceFlags = field(default_factory=DeviceFlags)
     layout: LayoutFlags = field(default_factory=LayoutFlags)
@@ -205,7 +213,51 @@ def make_document(wanted: PlanFlags) -> Document:
         sizes = wanted.sweep_devices or [int(wanted.devices * factor) for factor in SWEPT]
         plans, refused = sweep_devices(job, [size for size in sizes if size >= 1], asked)
         sweep = PlanSweep(plans=plans, refused=refused)
-    return describe_plan(plan, tokens, small, sweep)
+    document = describe_plan(plan, tokens, small, sweep)
+    return add_confirmation(document, confirm_layouts(wanted, job, asked)) if wanted.confirm else document
+
+
+def confirm_layouts(wanted: PlanFlags, job: PlannedJob, asked: Asked) -> Document:
+    """The best layouts that this machine can run, measured here."""
+    from scalelab.records.environment import read_allowed_memory
+    from scalelab.runs.experiment import run_study
+    from scalelab.studies.shared.job import Job
+    from scalelab.studies.strategies.layouts import Layouts, find_obstacle
+    from scalelab.studies.strategies.planned import name_mesh_of, name_size
+
+    options = name_size(job.model)
+    if options is None:
+        raise UsageError(
+            f"--confirm trains the model here, and no workload has {job.model.words}: use --model gpt2-tiny,"
+            " gpt2-small or gpt2-large"
+        )
+    if wanted.global_batch is None:
+        raise UsageError("--confirm trains here: set a batch for this machine, such as --global-batch-size 8")
+    check_at_least("devices", wanted.devices, 2)
+    dtype = "float32" if wanted.dtype in ("float8", "tf32") else wanted.dtype
+    here = Job(
+        workload="gpt2",
+        options={name: value for name, value in to_builtins(options).items() if value is not None},
+        dtype=dtype,
+    )
+    plain = replace(asked, context=1, interleave=1, checkpointing="none", has_split_sequence=False)
+    ranked = rank_divisions(job, wanted.devices, plain, read_allowed_memory())
+    named = list(dict.fromkeys(mesh for layout in ranked if (mesh := name_mesh_of(layout)) is not None))
+    runnable = [mesh for mesh in named if find_obstacle(here, mesh, wanted.global_batch) is None][:NUM_CONFIRMED]
+    if not runnable:
+        raise UsageError(
+            f"no layout of {wanted.devices} ranks fits on this machine with a batch of {wanted.global_batch}: use fewer"
+            " --devices, or a smaller model"
+        )
+    study = Layouts(
+        ranks=wanted.devices,
+        global_batch=wanted.global_batch,
+        meshes=tuple(mesh.text for mesh in runnable),
+        job=here,
+        sampling=replace(Layouts().sampling, rounds=CONFIRM_ROUNDS, steps=CONFIRM_STEPS, control=False),
+    )
+    print(f"measuring {', '.join(study.meshes)} here", file=sys.stderr)  # noqa: T201
+    return run_study(study, runs_dir=wanted.runs_dir)[1]
 
 
 def read_model(flags: ModelFlags) -> Transformer:

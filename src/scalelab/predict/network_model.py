@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from scipy import integrate, stats
 
+from scalelab.analysis.link import LineFit
 from scalelab.errors import UsageError
 from scalelab.units import format_bytes, parse_bit_rate, parse_bytes, parse_seconds
 
@@ -149,6 +150,13 @@ def read_link(text: str) -> LinkSpeed:
     except UsageError as error:
         raise UsageError(f"--link {text!r} is not a valid link: use a form such as 25GB/s,5us or 100gbit") from error
     return LinkSpeed(latency_seconds=seconds, bytes_per_second=per_second)
+
+
+def find_hop(line: LineFit) -> LinkSpeed:
+    """One hop, from the line of an all-reduce on two ranks: it is two hops of half the message each."""
+    return LinkSpeed(
+        latency_seconds=max(0.0, line.fitted_latency_seconds) / 2, bytes_per_second=1 / line.fitted_byte_seconds
+    )
 
 
 Cost = Callable[[float], float]

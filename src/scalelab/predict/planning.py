@@ -129,6 +129,19 @@ def make_plan(
     )  # fmt: skip
 
 
+def rank_divisions(job: PlannedJob, num_devices: int, asked: Asked, memory_bytes: float) -> list[Layout]:
+    """The fastest layout of every tensor × pipeline × data division whose devices hold no more than that together."""
+    best: dict[tuple[int, int, int, int], tuple[float, Layout]] = {}
+    for layout in list_layouts(job, num_devices, asked):
+        if find_footprint(job, layout, Kernels()).total_bytes * num_devices > memory_bytes:
+            continue
+        seconds = time_step(job, layout, Efficiency()).seconds
+        division = (layout.tensor, layout.pipeline, layout.data, layout.zero)
+        if division not in best or seconds < best[division][0]:
+            best[division] = (seconds, layout)
+    return [layout for _, layout in sorted(best.values(), key=lambda found: found[0])]
+
+
 def explain_none(job: PlannedJob, num_devices: int, asked: Asked, least: tuple[float, Layout] | None) -> str:
     """Why nothing fits."""
     if least is not None:

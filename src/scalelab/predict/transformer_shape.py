@@ -153,6 +153,7 @@ class Transformer:
         )
 
 
+GPT2_TINY = Transformer(num_layers=4, width=128, num_heads=4, vocabulary=512, sequence=64)
 GPT2_SMALL = Transformer(num_layers=12, width=768, num_heads=12, vocabulary=50257, sequence=1024)
 GPT2_LARGE = Transformer(num_layers=36, width=1280, num_heads=20, vocabulary=50257, sequence=1024)
 LLAMA3_8B = Transformer(
@@ -168,8 +169,8 @@ LLAMA3_405B = Transformer(
     num_positions=0, is_gated=True, has_biases=False, is_tied=False,
 )  # fmt: skip
 KNOWN_MODELS = {
-    "gpt2-small": GPT2_SMALL, "gpt2-large": GPT2_LARGE, "llama3-8b": LLAMA3_8B, "llama3-70b": LLAMA3_70B,
-    "llama3-405b": LLAMA3_405B,
+    "gpt2-tiny": GPT2_TINY, "gpt2-small": GPT2_SMALL, "gpt2-large": GPT2_LARGE, "llama3-8b": LLAMA3_8B,
+    "llama3-70b": LLAMA3_70B, "llama3-405b": LLAMA3_405B,
 }  # fmt: skip
 
 

@@ -13,13 +13,14 @@ from scalelab.records.observations import Message, MessageBasis, RankReport
 from scalelab.records.sending import PipelineTimes
 from scalelab.records.settings import Spreading
 from scalelab.records.trial import Trial, TrialResult
-from scalelab.report.document import Document
+from scalelab.report.document import Document, Section
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.cautions import SAME_SAMPLES
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.sweep import FASTEST
 from scalelab.studies.strategies.layouts import BUBBLE, LEAST_SENT, Layouts
+from scalelab.studies.strategies.planned import PLAN_RANKING
 from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine
 
 JOB = Job(workload="gpt2", options={"dropout": 0.0}, device="cpu", threads_per_rank=1)
@@ -55,12 +56,17 @@ def take(trial: Trial) -> float:
     return SECONDS.get(trial.configuration, 0.3)
 
 
+def find_section(document: Document, heading: str) -> Section:
+    return next(section for section in document.sections if section.heading == heading)
+
+
 def answer(study: Layouts, runs_dir: Path) -> Document:
     return run_study(study, runs_dir=runs_dir, launcher=AlteredLauncher(count_bytes, step_seconds=take))[1]
 
 
 def test_every_mesh_of_four_ranks_is_a_row_with_its_strategy() -> None:
-    planned = {trial.label: trial.strategy for trial in make_study().plan() if trial.configuration != "control"}
+    of_meshes = [trial for trial in make_study().plan() if trial.num_ranks == 4 and trial.configuration != "control"]
+    planned = {trial.label: trial.strategy for trial in of_meshes}
     assert next(iter(planned)) == "dp=4"
     assert planned["fsdp=4"] == "fsdp2"
     assert planned["dp=2,fsdp=2"] == "hsdp"
@@ -96,7 +102,7 @@ def test_an_own_model_is_split_where_its_file_says_how(tmp_path: Path) -> None:
 
 def test_what_was_played_is_what_is_said(tmp_path: Path) -> None:
     document = answer(make_study(), tmp_path)
-    main, by_axis = document.tables[:2]
+    main, by_axis = document.tables[0], find_section(document, "Sent per step by axis").tables[0]
     assert find_row(main, "dp=4")["wire_bytes"].value == 1500
     assert find_row(main, "pp=2,dp=2")["wire_bytes"].value == 10
     assert find_row(main, "pp=2,dp=2")["idle_share"].value == pytest.approx(0.3)
@@ -130,3 +136,56 @@ def test_a_mesh_of_ones_own_is_refused() -> None:
         make_study(job=replace(JOB, spreading=Spreading(mesh="tp=4")))
     with pytest.raises(UsageError, match="--ranks must be at least 2, got 1"):
         make_study(ranks=1)
+
+
+def play_phases(result: TrialResult) -> TrialResult:
+    """Messages as before, and a hundredth of a step in the optimizer where phases are timed."""
+    samples = tuple(
+        sample._replace(optimizer_seconds=sample.step_seconds / 100) if sample.optimizer_seconds is not None else sample
+        for sample in result.samples
+    )
+    return replace(count_bytes(result), samples=samples)
+
+
+def take_by_work(trial: Trial) -> float:
+    """Perfect data parallelism; split layers and pipelines take three times as long as they should."""
+    seconds = 0.04 * trial.global_batch / trial.num_ranks
+    return seconds * (3 if trial.mesh.tp > 1 or trial.mesh.pp > 1 else 1)
+
+
+def test_plan_stands_beside_what_was_measured_with_its_error(tmp_path: Path) -> None:
+    launcher = AlteredLauncher(play_phases, step_seconds=take_by_work)
+    document = run_study(make_study(), runs_dir=tmp_path, launcher=launcher)[1]
+    table = find_section(document, "Plan beside measured").tables[0]
+    assert len(table.rows) == 10
+    replicas, split = find_row(table, "dp=4"), find_row(table, "tp=4")
+    assert abs(replicas["error"].value) < 0.15, "one rank alone, divided by four"
+    assert split["error"].value < -0.5
+    assert replicas["measured_seconds"].value == pytest.approx(0.08, rel=0.01)
+    (ranking,) = find_kinds(document, PLAN_RANKING).values()
+    assert ranking.values["num_layouts"] == 10
+    assert ranking.values["correlation"] > 0
+
+
+def test_one_rank_and_the_link_are_measured_for_plan_but_are_no_rows(tmp_path: Path) -> None:
+    study = make_study(global_batch=8)
+    trials = study.plan()
+    alone = {trial.configuration: trial.global_batch for trial in trials if trial.num_ranks == 1}
+    assert alone == {"one-rank": 8, "one-rank-few": 1}
+    assert {trial.num_ranks for trial in trials if trial.configuration == "link"} == {2}
+    labels = [row[0].value for row in answer(study, tmp_path).tables[0].rows]
+    assert not [label for label in labels if "rank" in label or "all-reduce" in label]
+
+
+def test_a_model_that_plan_does_not_know_has_no_plan(tmp_path: Path) -> None:
+    job = Job(workload="mlp", options={"dim": 8, "depth": 4}, device="cpu", threads_per_rank=1)
+    study = make_study(job=job, ranks=2)
+    assert {trial.num_ranks for trial in study.plan()} == {2}
+    assert "Plan beside measured" not in [section.heading for section in answer(study, tmp_path).sections]
+
+
+def test_only_the_meshes_that_are_asked_for_are_measured() -> None:
+    planned = [trial.label for trial in make_study(meshes=("tp=4", "dp=2,tp=2")).plan() if trial.num_ranks == 4]
+    assert list(dict.fromkeys(planned)) == ["tp=4", "control", "dp=2,tp=2"]
+    with pytest.raises(UsageError, match="--meshes tp=2 has 2 ranks, not --ranks 4"):
+        make_study(meshes=("tp=2",))

@@ -17,7 +17,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.link import LinkFit, fit_links
 from scalelab.analysis.stats import drop_empty, find_t_quantile
 from scalelab.errors import NothingMeasured, TooNoisy, UsageError
-from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, share_cores
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, find_hop, share_cores
 from scalelab.predict.scaled_job import (
     MOST_FACTOR,
     NUM_UNITS,
@@ -304,20 +304,13 @@ def find_rates(arm: Arm) -> tuple[list[float], str]:
 
 
 def find_measured_link(results: Sequence[TrialResult], source: str) -> FoundLink:
-    """One hop of an all-reduce on two ranks, from a run of `collectives`.
-
-    On two ranks it is two hops of half the message each: α is half of the line's latency, and 1/β its bandwidth.
-    """
+    """One hop of an all-reduce on two ranks, from a run of `collectives`."""
     fits = [fit for fit in fit_links(results) if fit.operation == "all_reduce" and fit.num_ranks == 2]
     if not fits:
         raise UsageError(f"{source} did not measure all_reduce on 2 ranks: run scalelab collectives --ranks 2")
     fit = fits[0]
-    cost = LinkSpeed(
-        latency_seconds=max(0.0, fit.line.fitted_latency_seconds) / 2,
-        bytes_per_second=1 / fit.line.fitted_byte_seconds,
-    )
     return FoundLink(
-        cost=cost,
+        cost=find_hop(fit.line),
         source=f"from {source}",
         latency_spread=_spread_of(fit, "latency_seconds"),
         bandwidth_spread=math.hypot(_spread_of(fit, "byte_seconds"), fit.line.residual_ratio / 2),

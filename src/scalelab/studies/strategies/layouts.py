@@ -5,7 +5,8 @@ All layouts train the same model on the same global batch from the same weights.
 step, by axis; how long the stages of a pipeline stand still is timed in further steps, beside the bubble of theory,
 which assumes stages that take equally long and messages that take no time.
 
-A mesh that does not divide the model or the batch is left out, with the reason.
+A mesh that does not divide the model or the batch is left out, with the reason. Of a model that `plan` knows, its step
+for every mesh stands beside the measured one (`planned.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.traffic import count_members, count_wire_bytes
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.records.mesh import AXES, STAGES_PER_RANK, Mesh, list_meshes
+from scalelab.records.mesh import AXES, STAGES_PER_RANK, Mesh, list_meshes, parse_mesh
 from scalelab.records.observations import RankReport
 from scalelab.records.refusals import check_strategy
 from scalelab.records.sending import PipelineTimes
@@ -35,6 +36,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
+    CONTROL,
     Sweep,
     describe_measurement,
     find_sweep_cautions,
@@ -45,6 +47,15 @@ from scalelab.studies.shared.sweep import (
     relative_column,
     samples_column,
     step_column,
+)
+from scalelab.studies.strategies.planned import (
+    ALONE,
+    LINK,
+    compare_plan,
+    list_alone,
+    plan_link,
+    read_shape,
+    time_phases,
 )
 from scalelab.units import format_bytes, format_known, format_share
 from scalelab.workloads.options import Divisible
@@ -74,6 +85,8 @@ class Layouts(Study):
     """Ranks of every layout."""
     global_batch: int = 16
     """Samples per step, over all ranks."""
+    meshes: tuple[str, ...] = ()
+    """Only these meshes, such as dp=2,tp=2; the first is the reference. Default: all that fit."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=lambda: Sampling(phase_steps=0, comm_free_steps=0))
 
@@ -84,25 +97,35 @@ class Layouts(Study):
             raise UsageError(
                 f"--mesh {self.job.spreading.mesh}: this study measures every mesh of --ranks: leave it out"
             )
+        for text in self.meshes:
+            if parse_mesh(text).num_ranks != self.ranks:
+                raise UsageError(f"--meshes {text} has {parse_mesh(text).num_ranks} ranks, not --ranks {self.ranks}")
         if self.job.script is not None:
             raise UsageError("layouts splits a model that build() returns, and a script has its own: use --workload")
 
     def sort_meshes(self) -> tuple[list[Mesh], dict[str, str]]:
         """The meshes that can run, replicas alone first, and why others cannot."""
         fitting, left_out = [], {}
-        for mesh in list_meshes(self.ranks):
+        for mesh in map(parse_mesh, self.meshes) if self.meshes else list_meshes(self.ranks):
             reason = find_obstacle(self.job, mesh, self.global_batch)
             if reason is None:
                 fitting.append(mesh)
             else:
                 left_out[mesh.text] = reason
-        return sorted(fitting, key=lambda mesh: (len(mesh.axes), mesh.axes != ("dp",))), left_out
+        if not self.meshes:
+            fitting.sort(key=lambda mesh: (len(mesh.axes), mesh.axes != ("dp",)))
+        return fitting, left_out
 
     def plan(self) -> list[Trial]:
         meshes, left_out = self.sort_meshes()
         if not meshes:
             raise UsageError(f"no mesh of {self.ranks} ranks fits: {'; '.join(left_out.values())}")
-        return plan_sweep(self.job, self.sampling, [self._configure(mesh) for mesh in meshes])
+        rows = [self._configure(mesh) for mesh in meshes]
+        trials = plan_sweep(self.job, self.sampling, rows)
+        if read_shape(self.job) is None:
+            return trials
+        trials = plan_sweep(self.job, self.sampling, [*rows, *list_alone(self.job, trials)])
+        return [*map(time_phases, trials), *plan_link(self.job, self.sampling, self.ranks)]
 
     def _configure(self, mesh: Mesh) -> Configuration:
         strategy = choose_of_mesh(mesh)
@@ -121,7 +144,8 @@ class Layouts(Study):
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         meshes, left_out = self.sort_meshes()
-        arms = group_arms(results, self.sampling.warmup)
+        every = group_arms([one for one in results if one.trial.configuration != LINK], self.sampling.warmup)
+        arms = {name: arm for name, arm in every.items() if name not in ALONE}
         sweep = Sweep(arms=arms, reference=arms.get(name_mesh(meshes[0])) if meshes else None)
         table = make_sweep_table(
             arms.values(), tuple(list_columns(sweep)), name_header="layout", notes=(SENT_NOTE, IDLE_NOTE)
@@ -131,6 +155,9 @@ class Layouts(Study):
             sections.append(Section(heading="Sent per step by axis", tables=(make_axis_table(sweep.measured),)))
         if left_out:
             sections.append(Section(heading="Left out", tables=(make_obstacle_table(left_out),)))
+        shown = [arm for name, arm in arms.items() if name != CONTROL]
+        planned, ranked, doubts = compare_plan(self.job, self.global_batch, every, shown, results)
+        sections[1:1] = planned
         setting = describe_measurement(
             self.job, self.sampling, arms.values(), f"{self.ranks} ranks", f"global batch {self.global_batch}"
         )
@@ -139,8 +166,8 @@ class Layouts(Study):
             question=self.question,
             setting=setting,
             sections=tuple(sections),
-            findings=(*name_fastest(sweep, "layout"), *explain_costs(sweep.measured)),
-            cautions=find_sweep_cautions(arms, sweep.reference),
+            findings=(*name_fastest(sweep, "layout"), *ranked, *explain_costs(sweep.measured)),
+            cautions=(*find_sweep_cautions(arms, sweep.reference), *doubts),
         )
 
 

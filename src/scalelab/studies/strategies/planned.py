@@ -1,0 +1,250 @@
+"""`plan` beside what `layouts` measured: its step for every mesh, its error, and whether it ranks meshes right.
+
+Besides the meshes, the study measures one rank alone, with the most and with the fewest samples that any mesh puts
+through at once, and an all-reduce on two ranks by size. From these alone (`predict/calibration.py`) the machine becomes
+a device of `plan`. Only transformers have a plan, so only `gpt2` has these trials.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalelab.analysis.estimate import Prediction
+from scalelab.analysis.link import fit_links
+from scalelab.errors import UsageError
+from scalelab.predict.calibration import Calibrated, MeasuredRank, calibrate, correlate_ranks
+from scalelab.predict.layouts import Layout
+from scalelab.predict.network_model import find_hop
+from scalelab.predict.transformer_shape import Transformer
+from scalelab.records.mesh import Mesh
+from scalelab.records.tasks import Exchange, Measure
+from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.document import Section, Table
+from scalelab.report.findings import REASON, Caution, CautionKind, Finding, FindingKind
+from scalelab.report.tables import count_column, make_table, seconds_column, share_column, text_column
+from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.job import Job
+from scalelab.studies.shared.sampling import Configuration, Sampling, describe_bare_trial
+from scalelab.units import format_share
+from scalelab.workloads.gpt2_options import Gpt2Options
+
+ALONE = ("one-rank", "one-rank-few")
+LINK = "link"
+LINK_SIZES = tuple(4**power * 1024 for power in range(1, 7))
+LINK_ROUNDS = 3
+PHASE_STEPS = 4
+
+PLAN_RANKING = FindingKind(
+    "plan-ranking",
+    "Where the layout that plan ranks first was measured, and how far its steps are off",
+    REASON,
+    ("place", "num_layouts", "correlation", "median_error"),
+)
+UNPLANNED = CautionKind("no-plan-beside", "plan could not be calibrated, so it is not shown beside what was measured")
+PLAN_NOTE = (
+    "planned: by `plan`, for this machine as one rank alone and an all-reduce on two show it; ± is its 80 % interval"
+)
+
+
+def read_shape(job: Job) -> Transformer | None:
+    """The model as `plan` describes it; None where it knows no such model."""
+    options: object = job.built_in
+    if not isinstance(options, Gpt2Options):
+        return None
+    shape = options.shape
+    return Transformer(
+        num_layers=shape.num_layers,
+        width=shape.width,
+        num_heads=shape.num_heads,
+        vocabulary=shape.vocabulary,
+        sequence=options.num_tokens,
+        num_positions=shape.context,
+    )
+
+
+def name_size(model: Transformer) -> Gpt2Options | None:
+    """The workload that trains a planned model; None: scalelab has none of its shape."""
+    for size in ("tiny", "small", "large"):
+        options = Gpt2Options(size=size, dropout=0.0, vocabulary=model.vocabulary)
+        shape = options.shape
+        sizes = (shape.num_layers, shape.width, shape.num_heads, 4 * shape.width, shape.num_heads)
+        is_alike = model.is_tied and model.has_biases and not model.is_gated
+        wanted = (model.num_layers, model.width, model.num_heads, model.inner, model.kv_heads)
+        if is_alike and wanted == sizes and model.sequence <= shape.context:
+            return replace(options, sequence=model.sequence)
+    return None
+
+
+def name_mesh_of(layout: Layout) -> Mesh | None:
+    """The mesh that runs a planned layout; None: no mesh shards only gradients or the optimizer state."""
+    if layout.zero in (1, 2) and layout.data > 1:
+        return None
+    axis = "fsdp" if layout.zero == 3 else "dp"
+    return Mesh(pp=layout.pipeline, tp=layout.tensor, **{axis: layout.data})
+
+
+def count_pass(trial: Trial) -> int:
+    """Samples that go through the model, or a stage of it, at once."""
+    return trial.batch_per_rank // trial.num_micro_batches if trial.mesh.pp > 1 else trial.batch_per_pass
+
+
+def list_alone(job: Job, trials: Iterable[Trial]) -> list[Configuration]:
+    """One rank alone with the most and the fewest samples of a pass of any of these trials."""
+    passes = {count_pass(trial) for trial in trials}
+    alone = replace(job, spreading=type(job.spreading)(), shape=replace(job.shape, micro_batch=None))
+    return [
+        Configuration(
+            name=name, label=f"1 rank, batch {batch}", strategy="single", num_ranks=1, global_batch=batch, job=alone
+        )
+        for name, batch in zip(ALONE, sorted({min(passes), max(passes)}, reverse=True), strict=False)
+    ]
+
+
+def time_phases(trial: Trial) -> Trial:
+    """The trial with its phases timed, where it is one rank alone: the optimizer's is needed."""
+    if trial.configuration not in ALONE or not isinstance(trial.task, Measure):
+        return trial
+    plan = replace(trial.task.plan, phase_steps=max(PHASE_STEPS, trial.task.plan.phase_steps))
+    return replace(trial, task=Measure(plan=plan))
+
+
+def plan_link(job: Job, sampling: Sampling, num_ranks: int) -> list[Trial]:
+    """An all-reduce on two ranks by size."""
+    trial = Trial(
+        configuration=LINK,
+        label="all-reduce × 2",
+        global_batch=2,
+        **describe_bare_trial(job, 2, num_ranks),
+        task=Exchange(operation="all_reduce", sizes=LINK_SIZES, repeats=20, budget_seconds=0.1),
+    )
+    return [replace(trial, round=number) for number in range(1, min(LINK_ROUNDS, sampling.rounds) + 1)]
+
+
+def describe_layout(trial: Trial) -> Layout:
+    """A trial as a layout of `plan`, which knows no replicas of shards: all data ranks shard then."""
+    mesh: Mesh = trial.mesh
+    is_sharded = mesh.fsdp > 1 or trial.strategy.startswith("fsdp")
+    zero = 3 if is_sharded else 1 if trial.strategy == "zero1" else 0
+    return Layout(tensor=mesh.tp, pipeline=mesh.pp, data=mesh.num_data_ranks, micro_batch=count_pass(trial), zero=zero)
+
+
+def measure_machine(arms: Mapping[str, Arm], results: Sequence[TrialResult]) -> MeasuredRank:
+    """What one rank alone and the link show; `UsageError` with the reason where something is missing."""
+    alone = [arms[name] for name in ALONE if name in arms and arms[name].is_measured]
+    if not alone:
+        raise UsageError("one rank alone was not measured")
+    optimizer = alone[0].phase("optimizer")
+    link = next((fit for fit in fit_links(results) if fit.operation == "all_reduce" and fit.num_ranks == 2), None)
+    if optimizer is None or link is None:
+        raise UsageError("the optimizer phase of one rank or the link between two was not measured")
+    return MeasuredRank(
+        steps={arm.trial.global_batch: arm.step.value for arm in alone},
+        optimizer_seconds=optimizer.value,
+        link=find_hop(link.line),
+        num_cores=count_shared(arms.values()),
+    )
+
+
+def count_shared(arms: Iterable[Arm]) -> float | None:
+    """Cores that ranks share, in those of one rank; None: they do not share any, or it was not recorded."""
+    crowded = next((arm for arm in arms if arm.trial.is_oversubscribed and arm.completed), None)
+    if crowded is None:
+        return None
+    cores = {core for rank in crowded.completed[0].ranks for core in rank.cores}
+    return len(cores) / (crowded.trial.threads_per_rank or 1) if cores else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedArm:
+    """A layout that was measured, and what plan says of it."""
+
+    arm: Arm
+    step: Prediction
+
+    @property
+    def error(self) -> float:
+        return self.step.value / self.arm.step.value - 1
+
+
+def calibrate_plan(
+    job: Job, global_batch: int, arms: Mapping[str, Arm], results: Sequence[TrialResult]
+) -> Calibrated | None:
+    """Plan for this machine; None where plan does not know the model, or nothing was measured for it."""
+    model = read_shape(job)
+    if model is None or not any(name in arms for name in ALONE):
+        return None
+    return calibrate(model, measure_machine(arms, results), dtype=job.dtype, global_batch=global_batch)
+
+
+def plan_arms(calibrated: Calibrated, arms: Iterable[Arm]) -> list[PlannedArm]:
+    """Every measured layout with its plan, the fastest by plan first."""
+    found = [
+        PlannedArm(arm=arm, step=calibrated.predict(describe_layout(arm.trial))) for arm in arms if arm.is_measured
+    ]
+    return sorted(found, key=lambda one: one.step.value)
+
+
+def place_measured(planned: Sequence[PlannedArm]) -> dict[str, int]:
+    """From 1, the place of every layout by its measured step."""
+    ranked = sorted(planned, key=lambda one: one.arm.step.value)
+    return {one.arm.label: place for place, one in enumerate(ranked, start=1)}
+
+
+def make_plan_table(planned: Sequence[PlannedArm]) -> Table:
+    """The fastest by plan first."""
+    places = place_measured(planned)
+    order = {one.arm.label: place for place, one in enumerate(planned, start=1)}
+    return make_table(
+        list(planned),
+        text_column("run", "layout", lambda one: one.arm.label),
+        seconds_column("planned_seconds", "planned", lambda one: one.step),
+        seconds_column("measured_seconds", "measured", lambda one: one.arm.step),
+        share_column("error", "error", lambda one: one.error),
+        count_column("planned_place", "planned place", lambda one: order[one.arm.label]),
+        count_column("measured_place", "measured place", lambda one: places[one.arm.label]),
+        notes=(PLAN_NOTE, "error: planned over measured, less 1"),
+    )
+
+
+def rank_plan(planned: Sequence[PlannedArm]) -> Iterator[Finding]:
+    """Where plan's best was measured, and how far its steps are off."""
+    if len(planned) < 2:
+        return
+    best, places = planned[0], place_measured(planned)
+    errors = [one.error for one in planned]
+    median = statistics.median(map(abs, errors))
+    rho = correlate_ranks([one.step.value for one in planned], [one.arm.step.value for one in planned])
+    order = "" if rho is None else f"; rank correlation {rho:.2f}"
+    yield PLAN_RANKING(
+        best.arm.label,
+        f"plan ranks {best.arm.label} first, which was measured {name_place(places[best.arm.label])} of"
+        f" {len(planned)}{order}. Its steps are off by {format_share(median)} in the median"
+        f" ({min(errors):+.0%} to {max(errors):+.0%}).",
+        place=places[best.arm.label],
+        num_layouts=len(planned),
+        correlation=rho,
+        median_error=median,
+    )
+
+
+def name_place(place: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(place, f"{place}th")
+
+
+def compare_plan(
+    job: Job, global_batch: int, arms: Mapping[str, Arm], shown: Iterable[Arm], results: Sequence[TrialResult]
+) -> tuple[list[Section], list[Finding], list[Caution]]:
+    """The section, finding or caution about `plan`; nothing where plan does not know the model."""
+    try:
+        calibrated = calibrate_plan(job, global_batch, arms, results)
+    except UsageError as error:
+        return [], [], [UNPLANNED("", f"plan is not shown: {error}", "run it again with more --rounds")]
+    if calibrated is None:
+        return [], [], []
+    planned = plan_arms(calibrated, shown)
+    if not planned:
+        return [], [], []
+    section = Section(heading="Plan beside measured", tables=(make_plan_table(planned),))
+    return [section], list(rank_plan(planned)), []

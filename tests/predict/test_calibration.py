@@ -1,0 +1,60 @@
+"""A plan calibrated by one rank and a link: what went in comes out, and shared cores cost what they must."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalelab.errors import UsageError
+from scalelab.predict.calibration import MeasuredRank, calibrate, correlate_ranks
+from scalelab.predict.layouts import Layout
+from scalelab.predict.network_model import LinkSpeed
+from scalelab.predict.transformer_shape import GPT2_TINY
+
+LINK = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
+
+
+def make_rank(**fields: object) -> MeasuredRank:
+    known = {"steps": {8: 0.2, 1: 0.04}, "optimizer_seconds": 0.005, "link": LINK}
+    return MeasuredRank(**(known | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("samples", "seconds"), [(8, 0.2), (1, 0.04)])
+def test_one_rank_takes_as_long_as_it_was_measured(samples: int, seconds: float) -> None:
+    found = calibrate(GPT2_TINY, make_rank(), dtype="float32", global_batch=samples)
+    assert found.predict(Layout(micro_batch=samples)).value == pytest.approx(seconds, rel=1e-3)
+
+
+def test_replicas_share_the_batch_and_split_layers_the_products() -> None:
+    found = calibrate(GPT2_TINY, make_rank(steps={8: 0.2}), dtype="float32", global_batch=8)
+    assert 0.05 < found.predict(Layout(data=2, micro_batch=4)).value < 0.2
+    assert 0.05 < found.predict(Layout(tensor=2, micro_batch=8)).value < 0.2
+
+
+def test_a_slower_link_makes_every_layout_slower() -> None:
+    slow = LinkSpeed(latency_seconds=1e-3, bytes_per_second=1e7)
+    fast, late = (calibrate(GPT2_TINY, make_rank(link=link), dtype="float32", global_batch=8) for link in (LINK, slow))
+    for layout in (Layout(data=2, micro_batch=4), Layout(tensor=2, micro_batch=8), Layout(pipeline=2, micro_batch=2)):
+        assert late.predict(layout).value > fast.predict(layout).value
+
+
+def test_ranks_that_share_cores_wait_and_the_bubble_is_not_counted_twice() -> None:
+    alone, shared = (
+        calibrate(GPT2_TINY, make_rank(num_cores=cores), dtype="float32", global_batch=8) for cores in (None, 2.0)
+    )
+    replicas, staged = Layout(data=4, micro_batch=2), Layout(pipeline=4, micro_batch=1)
+    cost = alone.time(replicas)
+    computed = cost.products + cost.moves + cost.optimizer
+    assert shared.find_crowding(replicas) == pytest.approx(computed)
+    assert alone.find_crowding(replicas) == 0
+    assert shared.find_crowding(staged) < shared.time(staged).products
+
+
+def test_a_rank_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="one rank was not measured"):
+        calibrate(GPT2_TINY, make_rank(steps={}), dtype="float32", global_batch=8)
+
+
+def test_rank_correlation_of_the_same_order_is_one() -> None:
+    assert correlate_ranks([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert correlate_ranks([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
+    assert correlate_ranks([1, 2], [1, 2]) is None
