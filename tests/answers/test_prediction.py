@@ -23,6 +23,7 @@ from scalelab.studies.catalogue import read_study
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
+from tests.studies.answers import AlteredLauncher, make_strong, set_machine
 
 MEGABYTES = 8
 NUM_LAYERS = 10
@@ -210,3 +211,23 @@ def test_what_contradicts_itself_is_refused(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UsageError, SystemExit)):
         main(arguments)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "tp", "pp", "hsdp"])
+def test_a_run_of_a_sharded_or_split_strategy_is_predicted(strategy, tmp_path, monkeypatch):
+    """From played launches: the link comes from the run's own all-reduces."""
+    set_machine(monkeypatch, 8)
+    study = make_strong(strategy=strategy, ranks=(1, 2), global_batch=16)
+    launcher = AlteredLauncher(
+        lambda result: replace(result, ranks=(RankReport(rank=0, num_parameters=100_000),)),
+        step_seconds=lambda trial: 0.4 / trial.num_ranks,
+        transfer_seconds=lambda _, size: 1e-4 + size / 1e9,
+    )
+    store, _ = run_study(study, runs_dir=tmp_path, launcher=launcher)
+    run = ScalingRun.from_results(store.results()[0], strategy, None, is_strong=True)
+    assert run.link is not None
+    assert run.link.cost.bytes_per_second == pytest.approx(1e9, rel=0.05)
+    found = read_job(run)
+    (step,) = scale_out(found.job, [8], batch=16, is_weak=False)
+    assert step.step.low <= step.step.value <= step.step.high
+    assert 0.04 < step.step.value < 0.2

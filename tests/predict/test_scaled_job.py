@@ -7,14 +7,8 @@ import pytest
 
 from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel, fill_buckets
-from scalelab.predict.scaled_job import (
-    PerSampleCost,
-    ScaledJob,
-    fit_line_by_batch,
-    predict_step,
-    scale_out,
-    settle_on_two,
-)
+from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
+from scalelab.predict.split_step import PerSampleCost, fit_line_by_batch
 from scalelab.predict.what_if import WhatIf, change_job, fit_need
 
 FAST = LinkSpeed(latency_seconds=0, bytes_per_second=1e15)

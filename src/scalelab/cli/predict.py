@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
-STRONG, WEAK = "strong-scaling", "weak-scaling"
+STRONG, WEAK, LAYOUTS = "strong-scaling", "weak-scaling", "layouts"
 USUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
 NUM_CONFIRMED = 3
 CONFIRM_ROUNDS = 4
@@ -190,7 +190,22 @@ def describe_wanted(wanted: Predict) -> Document:
     pool = open_run_or_pool(str(wanted.run), wanted.runs_dir)
     if pool.record.study == POOLED:
         return predict_pool(wanted, pool)
+    if pool.record.study == LAYOUTS:
+        return predict_meshes(wanted, pool)
     return predict_best(wanted) if wanted.search.best else predict_run(wanted)
+
+
+def predict_meshes(wanted: Predict, store: RunStore) -> Document:
+    """Layouts on another number of ranks, from those that were measured."""
+    from scalelab.answers.prediction.layouts import predict_layouts
+    from scalelab.studies.catalogue import read_study
+    from scalelab.studies.strategies.layouts import Layouts
+
+    if replace(wanted.change, cores=None) != ChangeFlags() or wanted.collectives is not None or wanted.search.best:
+        raise UsageError(f"{store.name} is a {LAYOUTS} run: predict takes --ranks and --cores with it, nothing else")
+    study = read_study(store)
+    assert isinstance(study, Layouts)
+    return predict_layouts(study, read_whole(store), wanted.ranks, store.name, wanted.change.cores)
 
 
 def predict_table(wanted: Predict) -> Document:
@@ -270,7 +285,7 @@ def read_run(wanted: Predict) -> tuple[RunStore, ScalingRun]:
     store = open_run_or_pool(wanted.run, wanted.runs_dir)
     record = store.record
     if record.study not in (STRONG, WEAK):
-        raise UsageError(f"{store.name} is a {record.study} run; predict needs a {STRONG} or {WEAK} run")
+        raise UsageError(f"{store.name} is a {record.study} run; predict needs a {STRONG}, {WEAK} or {LAYOUTS} run")
     sampling = record.fields.get("sampling", {})
     run = ScalingRun.from_results(
         read_whole(store),

@@ -40,6 +40,8 @@ from scalelab.errors import UsageError
 from scalelab.units import format_bytes, parse_bit_rate, parse_bytes, parse_seconds
 
 HALVES = ("all_gather", "reduce_scatter")
+SEND = "send"
+"""From one rank to another: between nodes where there are any, as stages of a pipeline are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,9 @@ class NetworkModel:
         """Seconds of one collective."""
         if num_ranks < 2 or payload_bytes <= 0:
             return 0.0
+        if kind == SEND:
+            link = self.inside if self.between is None else self.between
+            return link.latency_seconds + payload_bytes / link.bytes_per_second
         half = 0.5 if kind in HALVES else 1.0
         per_node = min(self.ranks_per_node or num_ranks, num_ranks)
         num_nodes = math.ceil(num_ranks / per_node)

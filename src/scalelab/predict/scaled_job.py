@@ -5,6 +5,7 @@
 A phase has a fixed part and a part per sample: half the batch does not take half the time. The residual is what two
 ranks took beyond the rest of the formula. Ranks whose steps vary by σ wait for the slowest of n: σ times the mean of
 the largest of n standard normal numbers, which grows like √(2 ln n); the part for two ranks is in the residual.
+Shards, split layers and stages of a pipeline: `split_step.py`.
 
 Ranks that share c cores of one host take turns: n of them wait n/c − 1 times the core time of one rank's step.
 
@@ -31,35 +32,14 @@ from scipy import optimize, special
 from scalelab.analysis.estimate import Prediction, enclose
 from scalelab.analysis.stats import Floats
 from scalelab.errors import TooNoisy, UsageError
-from scalelab.predict.network_model import (
-    FsdpUnit,
-    Gradient,
-    NetworkModel,
-    expected_maximum,
-    fill_buckets,
-    overlap_buckets,
-    overlap_units,
-)
+from scalelab.predict.network_model import Gradient, NetworkModel, expected_maximum, fill_buckets, overlap_buckets
+from scalelab.predict.split_step import MeshPass, PerSampleCost, Splitting, arrange, is_meshed, shard_pass, split_pass
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import PHASES
 from scalelab.units import format_seconds
 
 NUM_UNITS = 12
 """FSDP units of a sharded model, by default."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerSampleCost:
-    """What grows with the samples of a rank: seconds of a phase, or bytes."""
-
-    fixed: float = 0.0
-    per_sample: float = 0.0
-
-    def at(self, batch: float) -> float:
-        return self.fixed + self.per_sample * batch
-
-    def scale(self, factor: float) -> PerSampleCost:
-        return PerSampleCost(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +65,7 @@ class Fitted(NamedTuple):
     residual_seconds: float = 0.0
     link_factor: float = 1.0
     compute_factor: float = 1.0
+    undivided: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +103,12 @@ class ScaledJob:
     slow_factor: float = 1.0
     """How many times longer one rank computes than the others, which wait for it."""
     num_units: int = NUM_UNITS
-    """Equal pieces that a sharded model is gathered in."""
+    """Equal pieces that a sharded model is gathered in, unless `units` are known."""
+    units: tuple[float, ...] = ()
+    """Bytes of every unit of a sharded model as counted, the root first."""
+    splitting: Splitting = field(default_factory=Splitting)
+    undivided: float = 0.0
+    """Share of compute that split layers and stages do not divide."""
     known: InputErrors = field(default_factory=InputErrors)
 
     def __post_init__(self) -> None:
@@ -157,10 +143,13 @@ class StepParts:
     rest_seconds: float
     communication_seconds: float
     """Hidden or not."""
+    bubble_seconds: float = 0.0
+    """Stages of a pipeline that wait for others."""
 
     @property
     def seconds(self) -> float:
         computed = self.input_seconds + self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+        computed += self.bubble_seconds
         return computed + self.exposed_seconds + self.straggler_seconds + self.crowding_seconds + self.rest_seconds
 
 
@@ -177,19 +166,20 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
     per_pass = batch_per_rank / passes
     factor = job.compute_factor if num_ranks > 1 else 1.0
     times = {name: factor * job.phases.get(name, PerSampleCost()).at(per_pass) for name in PHASES}
-    backward = times["backward"]
-    forward_exposed = 0.0
+    backward, bubble = times["backward"], 0.0
     if num_ranks == 1:
         exposed = communication = 0.0
-    elif find_strategy(job.strategy).does_send("parameters", "forward"):
-        forward_exposed, exposed, communication = _overlap_sharded(job, num_ranks, times["forward"], backward)
+    elif is_meshed(job.strategy):
+        found = _pass_mesh(job, num_ranks, per_pass, factor)
+        times |= {"forward": found.forward, "optimizer": found.optimizer}
+        backward, bubble, exposed, communication = found.backward, found.bubble, found.exposed, found.communication
     else:
         buckets = fill_buckets(
             [Gradient(g.ready_seconds * backward, g.payload_bytes * job.compression) for g in job.gradients],
             job.bucket_bytes,
         )
-        found = overlap_buckets(backward, buckets, lambda size: job.cost("all_reduce", num_ranks, size), job.contention)
-        exposed, communication = found.exposed_seconds, found.communication_seconds
+        sent = overlap_buckets(backward, buckets, lambda size: job.cost("all_reduce", num_ranks, size), job.contention)
+        exposed, communication = sent.exposed_seconds, sent.communication_seconds
     computing = (times["forward"] + backward) * passes
     straggler = job.jitter_ratio * computing * max(0.0, expected_maximum(num_ranks) - expected_maximum(2))
     if num_ranks > 1:
@@ -199,44 +189,41 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
         input_seconds=times["input"] * passes,
         forward_seconds=times["forward"] * passes,
         backward_seconds=backward * passes,
-        exposed_seconds=exposed + forward_exposed,
+        exposed_seconds=exposed,
         optimizer_seconds=times["optimizer"],
         straggler_seconds=straggler + job.delay_seconds,
-        crowding_seconds=_find_crowding(job, num_ranks),
+        crowding_seconds=_find_crowding(job, num_ranks, bubble),
+        bubble_seconds=bubble,
         rest_seconds=job.residual_seconds if num_ranks > 1 else 0.0,
         communication_seconds=communication,
     )
 
 
-def _find_crowding(job: ScaledJob, num_ranks: int) -> float:
-    """What ranks wait for each other's cores."""
+def _find_crowding(job: ScaledJob, num_ranks: int, bubble: float) -> float:
+    """What ranks wait for each other's cores, beyond what they would stand still in a pipeline anyway."""
+    if job.network.cores is None:
+        return 0.0
     per_node = min(job.network.ranks_per_node or num_ranks, num_ranks)
-    return 0.0 if job.network.cores is None else max(0.0, per_node / job.network.cores - 1) * job.core_seconds
+    return max(0.0, max(0.0, per_node / job.network.cores - 1) * job.core_seconds - bubble)
 
 
-def _overlap_sharded(job: ScaledJob, num_ranks: int, forward: float, backward: float) -> tuple[float, float, float]:
-    """Exposed in forward and in backward, and all communication, of a sharded model in equal units."""
-    size = job.gradient_bytes * job.compression / job.num_units
-    units = [FsdpUnit(forward / job.num_units, backward / job.num_units, size)] * job.num_units
-    ahead, back = overlap_units(
-        units,
-        lambda payload: job.cost("all_gather", num_ranks, payload),
-        lambda payload: job.cost("reduce_scatter", num_ranks, payload),
-        is_regathered=find_strategy(job.strategy).does_send("parameters", "backward"),
-    )
-    total = ahead.communication_seconds + back.communication_seconds
-    return ahead.exposed_seconds, back.exposed_seconds, total
+def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) -> MeshPass:
+    """One pass of layers that are split, stages, and units that are sharded."""
+    mesh, record = arrange(job.strategy, num_ranks), find_strategy(job.strategy)
 
+    def time_phases(batch: float) -> dict[str, float]:
+        return {name: factor * job.phases.get(name, PerSampleCost()).at(batch) for name in PHASES}
 
-def fit_line_by_batch(seconds: dict[float, float]) -> PerSampleCost:
-    """A line through the times of one or two batches; of one batch, all of it is per sample. Neither is negative."""
-    if len(seconds) == 1:
-        ((batch, value),) = seconds.items()
-        return PerSampleCost(per_sample=value / batch)
-    (small, fast), (large, slow) = sorted(seconds.items())[:1] + sorted(seconds.items())[-1:]
-    slope = max(0.0, (slow - fast) / (large - small))
-    slope = min(slope, slow / large)
-    return PerSampleCost(fixed=slow - slope * large, per_sample=slope)
+    def cost(kind: str, members: int, size: float) -> float:
+        return job.cost(kind, members, size * job.compression)
+
+    found = split_pass(mesh, samples, time_phases, job.splitting, job.undivided, cost)
+    if mesh.num_data_ranks == 1:
+        return found
+    units = job.units or (job.gradient_bytes / job.num_units,) * job.num_units
+    split = mesh.tp * mesh.pp
+    is_regathered = record.does_send("parameters", "backward")
+    return shard_pass(mesh, found, tuple(size / split for size in units), cost, is_regathered=is_regathered)
 
 
 LEAST_FACTOR, CREDIBLE_FACTOR = 0.01, 0.5
@@ -273,6 +260,10 @@ def _fit_pair(job: ScaledJob, measured_seconds: float, batch_per_rank: float) ->
     def solve(name: str, low: float, **values: float) -> float:
         return float(optimize.brentq(lambda value: miss(**values, **{name: value}), low, 1.0, xtol=1e-6))
 
+    if miss() < 0 and find_strategy(job.strategy).splits_model:
+        beyond = -miss(undivided=1.0)
+        whole = Fitted(undivided=1.0, residual_seconds=beyond)
+        return whole if beyond >= 0 else Fitted(undivided=solve("undivided", 0.0))
     if miss() < 0:
         beyond = -miss(contention=1.0)
         return Fitted(contention=1.0, residual_seconds=beyond) if beyond >= 0 else Fitted(solve("contention", 0.0))
@@ -315,7 +306,11 @@ class ScaledStep:
 def scale_out(job: ScaledJob, ranks: Sequence[int], *, batch: float, is_weak: bool) -> list[ScaledStep]:
     """The job on other numbers of ranks; `batch` is per rank where it is weak, and global where it is strong."""
     everything = [_draw(job, number, GROUPS) for number in range(NUM_DRAWS)]
-    return [_scale(job, everything, count, batch if is_weak else batch / count, batch, is_weak) for count in ranks]
+
+    def divide(count: int) -> float:
+        return (batch * count if is_weak else batch) / arrange(job.strategy, count).num_data_ranks
+
+    return [_scale(job, everything, count, divide(count), batch, is_weak) for count in ranks]
 
 
 def _scale(
@@ -339,7 +334,7 @@ def _scale(
         batch_per_rank=per_rank,
         parts=parts,
         step=step,
-        throughput=step.map(lambda seconds: per_rank * num_ranks / seconds),
+        throughput=step.map(lambda seconds: batch * more / seconds),
         speedup=speedup,
         efficiency=speedup.map(lambda value: value / num_ranks),
         exposed=exposed,
@@ -385,7 +380,7 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         between=network.between.scale(**links) if network.between else None,
         byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
     )
-    fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor)
+    fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor, job.undivided)
     if "pair" in groups and job.drawn_fits:
         fit = job.drawn_fits[number]
     return replace(
@@ -397,4 +392,5 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         residual_seconds=fit.residual_seconds * factor["residual"],
         link_factor=fit.link_factor,
         compute_factor=fit.compute_factor,
+        undivided=fit.undivided,
     )

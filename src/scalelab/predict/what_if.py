@@ -14,14 +14,8 @@ from typing import Literal
 
 from scalelab.errors import UsageError
 from scalelab.predict.network_model import MEBIBYTE, LinkSpeed
-from scalelab.predict.scaled_job import (
-    PerSampleCost,
-    ScaledJob,
-    ScaledStep,
-    fit_line_by_batch,
-    predict_step,
-    scale_out,
-)
+from scalelab.predict.scaled_job import ScaledJob, ScaledStep, predict_step, scale_out
+from scalelab.predict.split_step import PerSampleCost, fit_line_by_batch
 from scalelab.records.settings import Dtype
 from scalelab.records.strategies import find_strategy, list_strategies
 
@@ -125,6 +119,7 @@ def change_job(job: ScaledJob, change: WhatIf) -> ScaledJob:
         compression=job.compression * COMPRESSIONS[change.compression] * find_width(job, change),
         strategy=strategy,
         num_units=change.num_units or job.num_units,
+        units=() if change.num_units or change.strategy else job.units,
         accumulation=change.accumulation or job.accumulation,
         pass_samples=job.pass_samples if change.accumulation is None else None,
         delay_seconds=job.delay_seconds + change.delay_seconds,

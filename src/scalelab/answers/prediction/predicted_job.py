@@ -18,20 +18,14 @@ from scalelab.analysis.link import LinkFit, fit_links
 from scalelab.analysis.stats import drop_empty, find_t_quantile
 from scalelab.errors import NothingMeasured, TooNoisy, UsageError
 from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, find_hop, share_cores
-from scalelab.predict.scaled_job import (
-    MOST_FACTOR,
-    NUM_UNITS,
-    InputErrors,
-    PerSampleCost,
-    ScaledJob,
-    fit_line_by_batch,
-    settle_on_two,
-)
+from scalelab.predict.scaled_job import MOST_FACTOR, NUM_UNITS, InputErrors, ScaledJob, settle_on_two
+from scalelab.predict.split_step import PerSampleCost, Splitting, fit_line_by_batch, is_meshed
 from scalelab.predict.what_if import WIDTHS
-from scalelab.records.observations import GradientTimes
+from scalelab.records.observations import GradientTimes, RankReport
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.sampling import LINK
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import format_count
 
@@ -54,6 +48,8 @@ class ScalingRun:
     is_strong: bool
     arms: Mapping[int, Arm]
     """Of the strategy, by number of ranks."""
+    link: FoundLink | None = None
+    """What its own all-reduces on two ranks say, where it timed any."""
 
     @classmethod
     def from_results(
@@ -67,7 +63,9 @@ class ScalingRun:
         }
         scripts = [script for arm in arms.values() for script in arm.scripts]
         found = scripts[0].strategy if scripts else strategy
-        return cls(strategy=found or SCRIPT.name, is_strong=is_strong, arms=dict(sorted(arms.items())))
+        timed = any(one.trial.configuration == LINK for one in results)
+        link = find_measured_link(results, "its own all-reduces on 2 ranks") if timed else None
+        return cls(strategy=found or SCRIPT.name, is_strong=is_strong, arms=dict(sorted(arms.items())), link=link)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
     batches = {arm.rank_samples / passes[arm.trial.num_ranks]: arm for arm in (two, one)}  # the same: one rank is alone
     times = find_gradients(one, run.strategy)
     phases = find_phases(batches, passes)
-    found = link or find_own_link(two)
+    found = link or run.link or find_own_link(two)
     alone, pair = find_step_error(one), find_step_error(two)
     network, core_seconds = NetworkModel(inside=found.cost), 0.0
     if cores is not None:
@@ -118,6 +116,8 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         network=network,
         core_seconds=core_seconds,
         strategy=run.strategy,
+        units=find_units(two),
+        splitting=find_splitting(two),
         dtype=one.trial.dtype,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=passes[1],
@@ -180,7 +180,7 @@ def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
     """When gradients are ready on one rank; for sharded models, which record none, evenly over backward."""
     found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
     counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
-    if not found and "gradients" in find_strategy(strategy).shards and counts:
+    if not found and is_meshed(strategy) and counts:
         size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
         ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
         return GradientTimes(ready_seconds=ready, payload_bytes=(size,) * NUM_UNITS, backward_seconds=1.0)
@@ -192,6 +192,34 @@ def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
             "this run did not record when gradients are ready (it is too old): run strong-scaling or weak-scaling again"
         )
     return found[0]
+
+
+def find_basis(arm: Arm) -> RankReport | None:
+    """Rank 0 in the round in which its messages were counted."""
+    return next((one.ranks[0] for one in arm.completed if one.ranks and one.ranks[0].message_basis is not None), None)
+
+
+def find_units(arm: Arm) -> tuple[float, ...]:
+    """Bytes of every unit of a sharded model; empty where they were not counted."""
+    report = find_basis(arm)
+    if report is None or report.message_basis is None:
+        return ()
+    return tuple(float(size) for size in report.message_basis.unit_bytes if size)
+
+
+def find_splitting(arm: Arm) -> Splitting:
+    """What split layers and stages send, per sample."""
+    report, trial = find_basis(arm), arm.trial
+    if report is None or report.message_basis is None or not find_strategy(trial.strategy).splits_model:
+        return Splitting(micro_batch=trial.shape.micro_batch)
+    basis, samples = report.message_basis, max(1, arm.rank_samples)
+    calls = sum(message.count for message in report.messages if message.axis == "tp")
+    return Splitting(
+        num_reductions=calls,
+        reduced_bytes=sum(basis.reduced_bytes) / samples,
+        hop_bytes=basis.hop_bytes / samples,
+        micro_batch=trial.shape.micro_batch,
+    )
 
 
 def count_accumulated(arm: Arm) -> int:
@@ -209,15 +237,14 @@ def find_phases(batches: Mapping[float, Arm], passes: Mapping[int, int]) -> dict
     """
     seconds: dict[str, dict[float, float]] = {name: {} for name in PHASES}
     for batch, arm in batches.items():
+        if arm.trial.num_ranks > 1 and not any(arm.comm_free):
+            continue  # its phases are not those of compute alone
         timed = {name: estimate.value for name in PHASES if (estimate := arm.phase(name)) is not None}
         if len(timed) < len(PHASES):
             raise UsageError("this run did not time its phases: run it again with --phase-steps ≥ 4")
-        if arm.trial.num_ranks == 1:
-            whole = arm.step.value
-        elif any(arm.comm_free):
+        whole = arm.step.value
+        if arm.trial.num_ranks > 1:
             whole = statistics.median([float(step) for steps in drop_empty(arm.comm_free) for step in steps])
-        else:
-            continue
         rest = sum(timed[name] for name in PHASES if name != "backward")
         timed["backward"] = max(whole - rest, 0.1 * whole)
         factor = whole / sum(timed.values())
@@ -269,7 +296,7 @@ def find_spread(estimate: Estimate, freedom: float) -> float:
 
 def says_link(run: ScalingRun) -> bool:
     """Whether the run measured its link."""
-    return bool(find_rates(find_bases(run)[1])[0])
+    return run.link is not None or bool(find_rates(find_bases(run)[1])[0])
 
 
 def find_own_link(arm: Arm) -> FoundLink:

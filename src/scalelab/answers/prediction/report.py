@@ -57,6 +57,7 @@ PART_NAMES = {
     "input": "input",
     "forward": "forward",
     "backward": "backward",
+    "bubble": "bubble",
     "exposed": "exposed comm",
     "optimizer": "optimizer",
     "straggler": "straggler wait",
@@ -124,7 +125,8 @@ def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: Wha
 
 
 def make_parts_table(steps: Sequence[ScaledStep]) -> Table:
-    keys = {f"{key}_seconds": header for key, header in PART_NAMES.items()} | {"communication_seconds": "all comm"}
+    shown = [key for key in PART_NAMES if key != "bubble" or any(one.parts.bubble_seconds for one in steps)]
+    keys = {f"{key}_seconds": PART_NAMES[key] for key in shown} | {"communication_seconds": "all comm"}
     return make_table(
         steps,
         count_column("ranks", "ranks", lambda one: one.num_ranks),

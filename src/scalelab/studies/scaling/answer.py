@@ -34,6 +34,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, Findi
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import WAITING, break_arm
 from scalelab.studies.shared.communication import compare_methods, describe_traced, list_methods
+from scalelab.studies.shared.sampling import LINK
 from scalelab.units import (
     choose_unit,
     format_count,
@@ -92,7 +93,7 @@ class ScalingAnswer:
         cls, results: Sequence[TrialResult], strategy: str, forced_warmup: int | None, *, is_strong: bool
     ) -> ScalingAnswer:
         is_script = any(result.trial.strategy == SCRIPT.name for result in results)
-        arms = group_arms(results, forced_warmup)
+        arms = group_arms([one for one in results if one.trial.configuration != LINK], forced_warmup)
         return cls(arms=arms, strategy=SCRIPT.name if is_script else strategy, is_strong=is_strong)
 
     @cached_property

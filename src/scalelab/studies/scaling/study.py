@@ -17,7 +17,7 @@ from scalelab.records.strategies import PLAIN, SCRIPT, STRATEGIES, ParallelStrat
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_rounds
+from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_link, plan_rounds
 from scalelab.studies.shared.study import Study
 
 
@@ -70,7 +70,9 @@ class Scaling(Study):
             )
             for n in sorted({1, *self.ranks})
         ]
-        return plan_rounds(self.job, self.sampling, configurations)
+        trials = plan_rounds(self.job, self.sampling, configurations)
+        is_counted = "messages" in choose_instruments(self.strategy, 2) and 2 in self.ranks
+        return [*trials, *plan_link(self.job, self.sampling, max(self.ranks))] if is_counted else trials
 
     def _plan_script(self) -> list[Trial]:
         """The script on one rank, once more as the control, and on each number of ranks."""
@@ -151,6 +153,10 @@ class WeakScaling(Scaling):
 
 
 def choose_instruments(strategy: str, num_ranks: int) -> tuple[Instrument, ...]:
-    """One rank and two show when gradients are ready, what predictions need; more than one what DDP counts."""
+    """One rank and two show when gradients are ready, and two what shards and split layers send, what predictions need;
+    more than one what DDP counts."""
+    record = find_strategy(strategy)
     wanted = {"gradients": num_ranks <= 2, "counters": num_ranks > 1}
-    return tuple(name for name in find_strategy(strategy).instruments if wanted.get(name))
+    found = tuple(name for name in record.instruments if wanted.get(name))
+    is_counted = num_ranks == 2 and bool(record.axes or record.shards)
+    return (*found, "messages") if is_counted else found

@@ -15,13 +15,17 @@ from scalelab.records.devices import find_kind
 from scalelab.records.observations import Instrument
 from scalelab.records.refusals import check_strategy
 from scalelab.records.strategies import SCRIPT, find_strategy
-from scalelab.records.tasks import Forecast, Measure, Script
+from scalelab.records.tasks import Exchange, Forecast, Measure, Script
 from scalelab.records.trial import NO_STRATEGY, StepPlan, Trial
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
 FEW_STEPS = 3
 """Profiled steps of one launch, where a study records some unasked: the first is often slow, the median is not it."""
+LINK = "link"
+"""The configuration of an all-reduce on two ranks that predictions take the link from."""
+LINK_SIZES = tuple(4**power * 1024 for power in range(1, 7))
+LINK_ROUNDS = 3
 QUICK_ROUNDS, QUICK_STEPS = 5, 10
 """What is left with --quick."""
 QUICK_FIELDS = ("rounds", "steps", "phase_steps", "comm_free_steps", "profile_steps")
@@ -157,7 +161,7 @@ def plan_rounds(job: Job, sampling: Sampling, configurations: Sequence[Configura
 
 def plan_task(job: Job, sampling: Sampling, configuration: Configuration) -> Measure | Script:
     """What the ranks of a configuration do: train the workload, or run the script."""
-    plan = plan_steps(sampling, configuration.strategy, job.memory_limit_bytes)
+    plan = plan_steps(sampling, configuration.strategy, job.memory_limit_bytes, configuration.num_ranks)
     if job.script is not None or not find_kind(job.found_device).is_accelerator:
         plan = replace(plan, free_steps=0)  # a CPU has nothing queued, and a script waits where it likes
     if job.script is None:
@@ -181,14 +185,29 @@ def describe_bare_trial(job: Job, num_ranks: int, most_ranks: int) -> dict[str, 
     return {"workload": "", "strategy": NO_STRATEGY, "num_ranks": num_ranks, **place}
 
 
-def plan_steps(sampling: Sampling, strategy: str, limit_bytes: int | None = None) -> StepPlan:
+def plan_link(job: Job, sampling: Sampling, num_ranks: int) -> list[Trial]:
+    """An all-reduce on two ranks by size."""
+    trial = Trial(
+        configuration=LINK,
+        label="all-reduce × 2",
+        global_batch=2,
+        **describe_bare_trial(job, 2, num_ranks),
+        task=Exchange(operation="all_reduce", sizes=LINK_SIZES, repeats=20, budget_seconds=0.1),
+    )
+    return [replace(trial, round=number) for number in range(1, min(LINK_ROUNDS, sampling.rounds) + 1)]
+
+
+def plan_steps(
+    sampling: Sampling, strategy: str, limit_bytes: int | None = None, num_ranks: int | None = None
+) -> StepPlan:
     """Communication is skipped only where all of it can be: `no_sync` does not cover FSDP's all-gathers.
 
-    Under a memory limit nothing is profiled: the profiler's own memory could make a trial run out of it.
+    Under a memory limit nothing is profiled: the profiler's own memory could make a trial run out of it. A pipeline of
+    one stage is a plain loop, whose phases can be timed.
     """
     plan = sampling.plan if limit_bytes is None else replace(sampling.plan, profiled_steps=0)
     record = find_strategy(strategy)
-    plan = plan if record.has_phases else replace(plan, phase_steps=0)
+    plan = plan if record.has_phases or num_ranks == 1 else replace(plan, phase_steps=0)
     return plan if record.can_skip_communication else replace(plan, comm_free_steps=0)
 
 

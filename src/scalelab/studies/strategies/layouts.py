@@ -33,7 +33,7 @@ from scalelab.report.findings import DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, make_table, text_column
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.sampling import LINK, Configuration, Sampling, plan_link
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.sweep import (
     CONTROL,
@@ -50,10 +50,8 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.studies.strategies.planned import (
     ALONE,
-    LINK,
     compare_plan,
     list_alone,
-    plan_link,
     read_shape,
     time_phases,
 )

@@ -19,21 +19,18 @@ from scalelab.predict.layouts import Layout
 from scalelab.predict.network_model import find_hop
 from scalelab.predict.transformer_shape import Transformer
 from scalelab.records.mesh import Mesh
-from scalelab.records.tasks import Exchange, Measure
+from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Section, Table
 from scalelab.report.findings import REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import count_column, make_table, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, describe_bare_trial
+from scalelab.studies.shared.sampling import Configuration
 from scalelab.units import format_share
 from scalelab.workloads.gpt2_options import Gpt2Options
 
 ALONE = ("one-rank", "one-rank-few")
-LINK = "link"
-LINK_SIZES = tuple(4**power * 1024 for power in range(1, 7))
-LINK_ROUNDS = 3
 PHASE_STEPS = 4
 
 PLAN_RANKING = FindingKind(
@@ -108,18 +105,6 @@ def time_phases(trial: Trial) -> Trial:
         return trial
     plan = replace(trial.task.plan, phase_steps=max(PHASE_STEPS, trial.task.plan.phase_steps))
     return replace(trial, task=Measure(plan=plan))
-
-
-def plan_link(job: Job, sampling: Sampling, num_ranks: int) -> list[Trial]:
-    """An all-reduce on two ranks by size."""
-    trial = Trial(
-        configuration=LINK,
-        label="all-reduce × 2",
-        global_batch=2,
-        **describe_bare_trial(job, 2, num_ranks),
-        task=Exchange(operation="all_reduce", sizes=LINK_SIZES, repeats=20, budget_seconds=0.1),
-    )
-    return [replace(trial, round=number) for number in range(1, min(LINK_ROUNDS, sampling.rounds) + 1)]
 
 
 def describe_layout(trial: Trial) -> Layout:

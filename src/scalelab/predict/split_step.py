@@ -1,0 +1,161 @@
+"""What a mesh makes of a step: layers that are split, stages of a pipeline, and shards that are replicated.
+
+    tensor parallel   compute · ((1 − u)/t + u) + every all-reduce of activations, which nothing hides
+    pipeline          (m + p − 1) · ((1 − u)/p + u) · compute of a micro-batch, and as many sends to the next stage and
+                      back (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters
+    two-level shards  a unit is gathered and its gradients are scattered inside a group as by FSDP; this rank's piece of
+                      them is then all-reduced between the groups (Zhao et al. 2023, hybrid sharding)
+
+u is the share of compute that splitting does not divide: norms, embeddings, dispatch, a last stage with the logits. It
+is what two ranks are measured to take beyond the rest of the formula. m is two micro-batches per stage, or one where
+the batch does not divide, as in `records/trial.py`.
+
+Units have their real sizes where they were counted. Their compute is divided like their bytes, for want of better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from scalelab.predict.network_model import FsdpUnit, overlap_units
+from scalelab.records.mesh import Mesh
+from scalelab.records.settings import Spreading
+from scalelab.records.strategies import arrange_ranks, find_strategy
+
+Collective = Callable[[str, int, float], float]
+"""Seconds of a collective, by its kind, ranks and bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerSampleCost:
+    """What grows with the samples of a rank: seconds of a phase, or bytes."""
+
+    fixed: float = 0.0
+    per_sample: float = 0.0
+
+    def at(self, batch: float) -> float:
+        return self.fixed + self.per_sample * batch
+
+    def scale(self, factor: float) -> PerSampleCost:
+        return PerSampleCost(fixed=self.fixed * factor, per_sample=self.per_sample * factor)
+
+
+def fit_line_by_batch(seconds: dict[float, float]) -> PerSampleCost:
+    """A line through the times of one or two batches; of one batch, all of it is per sample. Neither is negative."""
+    if len(seconds) == 1:
+        ((batch, value),) = seconds.items()
+        return PerSampleCost(per_sample=value / batch)
+    (small, fast), (large, slow) = sorted(seconds.items())[:1] + sorted(seconds.items())[-1:]
+    slope = max(0.0, (slow - fast) / (large - small))
+    slope = min(slope, slow / large)
+    return PerSampleCost(fixed=slow - slope * large, per_sample=slope)
+
+
+def is_meshed(strategy: str) -> bool:
+    """Whether ranks do more than average gradients: shards, split layers or stages."""
+    record = find_strategy(strategy)
+    return bool(record.axes) or record.does_send("parameters", "forward")
+
+
+def arrange(strategy: str, num_ranks: int) -> Mesh:
+    """The mesh of a strategy on so many ranks; without axes it shards, or replicates, over all of them."""
+    record = find_strategy(strategy)
+    if record.axes:
+        return arrange_ranks(strategy, num_ranks, Spreading())
+    return Mesh(**{"fsdp" if record.does_send("parameters", "forward") else "dp": num_ranks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitting:
+    """What ranks that share a sample send each other."""
+
+    num_reductions: int = 0
+    """All-reduces of activations and their gradients in one pass."""
+    reduced_bytes: float = 0.0
+    """Of one sample in all of them together."""
+    hop_bytes: float = 0.0
+    """Of one sample between two stages, one way."""
+    micro_batch: int | None = None
+    """Samples of a micro-batch; None: two micro-batches per stage, or one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshPass:
+    """Forward, backward and update of one pass on a mesh."""
+
+    forward: float
+    backward: float
+    optimizer: float
+    bubble: float = 0.0
+    exposed: float = 0.0
+    communication: float = 0.0
+
+
+def count_micro_batches(samples: float, stages: int, micro_batch: int | None) -> float:
+    """As `Trial.num_micro_batches` has it."""
+    if micro_batch:
+        return max(1.0, samples / micro_batch)
+    return 2.0 * stages if samples >= 2 * stages and samples % (2 * stages) == 0 else float(min(stages, samples))
+
+
+def split_pass(
+    mesh: Mesh,
+    samples: float,
+    times: Callable[[float], dict[str, float]],
+    splitting: Splitting,
+    undivided: float,
+    cost: Collective,
+) -> MeshPass:
+    """One pass through layers that are split and stages, before any shards; `times` gives the phases of one rank."""
+    share = _divide(mesh.tp, undivided) * _divide(mesh.pp, undivided)
+    count = count_micro_batches(samples, mesh.pp, splitting.micro_batch) if mesh.pp > 1 else 1.0
+    micro = samples / count
+    alone = times(micro)
+    found = MeshPass(
+        forward=count * share * alone["forward"],
+        backward=count * share * alone["backward"],
+        optimizer=alone["optimizer"] * share,
+    )
+    if mesh.tp > 1 and splitting.num_reductions:
+        per_call = splitting.reduced_bytes * micro / splitting.num_reductions
+        reduced = count * splitting.num_reductions * cost("all_reduce", mesh.tp, per_call) / mesh.pp
+        found = replace(found, exposed=reduced, communication=reduced)
+    if mesh.pp > 1:
+        one = (found.forward + found.backward + found.exposed) / count
+        hop = 2 * cost("send", 2, splitting.hop_bytes * micro)
+        sent = (count + mesh.pp - 1) * hop
+        found = replace(
+            found,
+            bubble=(mesh.pp - 1) * one,
+            exposed=found.exposed + sent,
+            communication=found.communication + sent,
+        )
+    return found
+
+
+def _divide(num_ranks: int, undivided: float) -> float:
+    return (1 - undivided) / num_ranks + undivided
+
+
+def shard_pass(
+    mesh: Mesh, found: MeshPass, units: tuple[float, ...], cost: Collective, *, is_regathered: bool
+) -> MeshPass:
+    """The pass with its units gathered and scattered inside a group, and all-reduced between groups."""
+    total = math.fsum(units)
+
+    def scatter(size: float) -> float:
+        return cost("reduce_scatter", mesh.fsdp, size) + cost("all_reduce", mesh.dp, size / mesh.fsdp)
+
+    ahead, back = overlap_units(
+        [FsdpUnit(found.forward * size / total, found.backward * size / total, size) for size in units],
+        lambda size: cost("all_gather", mesh.fsdp, size),
+        scatter,
+        is_regathered=is_regathered,
+    )
+    return replace(
+        found,
+        exposed=found.exposed + ahead.exposed_seconds + back.exposed_seconds,
+        communication=found.communication + ahead.communication_seconds + back.communication_seconds,
+    )

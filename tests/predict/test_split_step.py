@@ -1,0 +1,89 @@
+"""A step on a mesh: perfect splitting divides, a bubble is that of theory, and what two ranks show is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scalelab.predict.network_model import SEND, Gradient, LinkSpeed, NetworkModel
+from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
+from scalelab.predict.split_step import PerSampleCost, Splitting, arrange, count_micro_batches
+from scalelab.records.mesh import Mesh
+from scalelab.records.trial import Trial
+
+FAST = NetworkModel(inside=LinkSpeed(latency_seconds=0, bytes_per_second=1e15))
+SLOW = NetworkModel(inside=LinkSpeed(latency_seconds=1e-4, bytes_per_second=1e8))
+JOB = ScaledJob(
+    phases={"forward": PerSampleCost(per_sample=0.001), "backward": PerSampleCost(per_sample=0.002)},
+    gradients=tuple(Gradient((number + 1) / 8, 1e6) for number in range(8)),
+    network=FAST,
+    splitting=Splitting(num_reductions=16, reduced_bytes=16e4, hop_bytes=1e4),
+)
+ALONE = 0.032 * 3
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_split_layers_divide_compute_and_nothing_else_without_a_link(num_ranks: int) -> None:
+    assert predict_step(replace(JOB, strategy="tp"), num_ranks, 32).seconds == pytest.approx(ALONE / num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_a_pipeline_has_the_bubble_of_theory(num_ranks: int) -> None:
+    parts = predict_step(replace(JOB, strategy="pp"), num_ranks, 32)
+    micro_batches = 2 * num_ranks
+    assert parts.bubble_seconds / parts.seconds == pytest.approx((num_ranks - 1) / (micro_batches + num_ranks - 1))
+    assert parts.seconds == pytest.approx(ALONE / num_ranks * (micro_batches + num_ranks - 1) / micro_batches)
+
+
+@pytest.mark.parametrize(("strategy", "num_calls", "size"), [("tp", 16, 16e4 / 16 * 32)])
+def test_every_reduction_of_split_layers_is_exposed(strategy: str, num_calls: int, size: float) -> None:
+    parts = predict_step(replace(JOB, strategy=strategy, network=SLOW), 4, 32)
+    assert parts.exposed_seconds == pytest.approx(num_calls * SLOW.cost("all_reduce", 4, size))
+
+
+def test_a_send_is_one_hop() -> None:
+    assert SLOW.cost(SEND, 2, 1e6) == pytest.approx(1e-4 + 1e-2)
+
+
+def test_two_levels_send_shards_between_groups_and_units_inside() -> None:
+    slow = replace(JOB, strategy="hsdp", network=SLOW, phases={}, units=(1e6,) * 8)
+    two, four = (predict_step(slow, count, 32).communication_seconds for count in (2, 4))
+    assert two == pytest.approx(8 * SLOW.cost("all_reduce", 2, 1e6)), "two groups of one rank: replicas"
+    inside = SLOW.cost("all_gather", 2, 1e6) * 2 + SLOW.cost("reduce_scatter", 2, 1e6)
+    assert four == pytest.approx(8 * (inside + SLOW.cost("all_reduce", 2, 5e5)))
+
+
+def test_real_units_count_and_not_equal_ones() -> None:
+    sharded = replace(JOB, strategy="fsdp-full", network=SLOW)
+    uneven = replace(sharded, units=(6e6, *(2e6 / 7,) * 7))
+    assert sum(uneven.units) == pytest.approx(sharded.gradient_bytes)
+    assert predict_step(uneven, 4, 32).seconds > predict_step(replace(sharded, num_units=8), 4, 32).seconds
+
+
+@pytest.mark.parametrize("strategy", ["tp", "pp", "hsdp", "fsdp2"])
+def test_a_job_settled_on_two_ranks_takes_there_what_was_measured(strategy: str) -> None:
+    job = replace(JOB, strategy=strategy, network=SLOW)
+    for factor in (0.95, 1.3):
+        seconds = factor * predict_step(job, 2, 32).seconds
+        assert predict_step(settle_on_two(job, seconds, 32), 2, 32).seconds == pytest.approx(seconds, rel=1e-4)
+
+
+def test_what_two_ranks_do_not_divide_is_not_divided_by_eight() -> None:
+    job = settle_on_two(replace(JOB, strategy="tp"), 0.75 * ALONE, 32)
+    assert job.undivided == pytest.approx(0.5, rel=1e-3)
+    assert predict_step(job, 8, 32).seconds == pytest.approx(ALONE * (0.5 / 8 + 0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("strategy", "mesh"), [("tp", Mesh(tp=8)), ("pp", Mesh(pp=8)), ("hsdp", Mesh(dp=2, fsdp=4))])
+def test_ranks_that_share_samples_get_the_whole_batch(strategy: str, mesh: Mesh) -> None:
+    assert arrange(strategy, 8) == mesh
+    (found,) = scale_out(replace(JOB, strategy=strategy), [8], batch=64, is_weak=False)
+    assert found.batch_per_rank == 64 / mesh.num_data_ranks
+    assert found.throughput.value == pytest.approx(64 / found.step.value)
+
+
+@pytest.mark.parametrize(("batch", "stages"), [(32, 4), (12, 4), (8, 8), (64, 2)])
+def test_micro_batches_are_those_of_a_trial(batch: int, stages: int) -> None:
+    trial = Trial(configuration="pp", workload="mlp", strategy="pp", num_ranks=stages, global_batch=batch)
+    assert count_micro_batches(batch, stages, None) == trial.num_micro_batches
