@@ -36,14 +36,17 @@ MOST_ERROR, MOST_DIFFERENCE = 0.05, 0.10
 NUM_FAKE = 1024
 BATCH = 8
 PLAN = StepPlan(lead_in_steps=1, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
-LAYOUTS: tuple[tuple[str, dict[int, str]], ...] = (
-    ("fsdp-full", {}),
-    ("fsdp2", {}),
-    ("tp", {2: "tp=2", 4: "fsdp=2,tp=2", NUM_FAKE: "fsdp=512,tp=2"}),
-    ("pp", {4: "pp=2,tp=2", 16: "pp=4,tp=4"}),
+LONG = {"workload": "mlp", "options": {"dim": 512, "depth": 32}}
+LAYOUTS: tuple[tuple[str, dict[int, str], dict[str, Any]], ...] = (
+    ("fsdp-full", {}, {}),
+    ("fsdp2", {}, {}),
+    ("tp", {2: "tp=2", 4: "fsdp=2,tp=2", NUM_FAKE: "fsdp=512,tp=2"}, {}),
+    ("pp", {4: "pp=2,tp=2", 16: "pp=4,tp=4"}, {}),
+    ("pp", {4: "pp=2,tp=2", NUM_FAKE: "pp=32,tp=32"}, LONG),
 )
-"""A strategy, and its mesh by the number of ranks where it has one. The largest is fake: 1,024 ranks, but 16 of
-pp × tp, for replicas of a pipeline have no memory rules, and the model has four blocks and heads."""
+"""A strategy, its mesh by the number of ranks where it has one, and what is trained. The largest is fake: 1,024 ranks,
+but 16 of pp × tp with gpt2, whose four blocks and heads divide no further: mlp goes to 1,024 instead. Replicas of a
+pipeline have no memory rules."""
 PARTS = {
     "parameters": ("parameters",),
     "gradients": ("gradients", "buckets"),
@@ -61,8 +64,8 @@ KEPT = "plan's default is a loop that still has its logits in backward; this wor
 
 def make_trial(strategy: str, num_ranks: int, mesh: str | None, **fields: Any) -> Trial:
     trial = Trial(
-        configuration=f"{strategy}-{num_ranks}-{fields.get('device', 'cpu')}",
-        workload="gpt2",
+        configuration=f"{strategy}-{num_ranks}-{fields.get('workload', 'gpt2')}-{fields.get('device', 'cpu')}",
+        workload=fields.pop("workload", "gpt2"),
         options=fields.pop("options", {"vocabulary": 2048}),
         strategy=strategy,
         num_ranks=num_ranks,
@@ -72,7 +75,7 @@ def make_trial(strategy: str, num_ranks: int, mesh: str | None, **fields: Any) -
         instruments=("memory",),
         **fields,
     )
-    return replace(trial, global_batch=trial.num_data_ranks * BATCH)
+    return replace(trial, global_batch=trial.num_data_ranks * max(BATCH, trial.mesh.pp))
 
 
 def look(launcher: LocalLauncher, place: Path, trial: Trial) -> MemoryReport:
@@ -93,19 +96,19 @@ def forecast(launcher: LocalLauncher, place: Path, trial: Trial) -> MemoryReport
 def compare_ranks(launcher: LocalLauncher, place: Path, table: Table) -> tuple[list[float], list[str]]:
     """The errors of all layouts with memory rules, and the others."""
     errors, left_out = [], []
-    for strategy, meshes in LAYOUTS:
+    for strategy, meshes, trained in LAYOUTS:
         if find_strategy(strategy).memory is None:
             left_out.append(strategy)
             continue
         most = max(meshes, default=NUM_FAKE)
-        fake = forecast(launcher, place, make_trial(strategy, most, meshes.get(most)))
+        fake = forecast(launcher, place, make_trial(strategy, most, meshes.get(most), **trained))
         for num_ranks in (2, 4) if not meshes else sorted(set(meshes) - {most}):
-            trial = make_trial(strategy, num_ranks, meshes.get(num_ranks))
+            trial = make_trial(strategy, num_ranks, meshes.get(num_ranks), **trained)
             measured, expected = look(launcher, place, trial), forecast(launcher, place, trial)
             scaled = measured.peak_bytes * fake.peak_bytes / expected.peak_bytes
             errors.append(abs(fake.peak_bytes / scaled - 1))
             table.add_row(
-                meshes.get(num_ranks, strategy),
+                f"{meshes.get(num_ranks, strategy)}{' of mlp' if trained else ''}",
                 str(num_ranks),
                 *map(format_bytes, (measured.peak_bytes, expected.peak_bytes, fake.peak_bytes, scaled)),
                 f"{fake.peak_bytes / scaled - 1:+.1%}",

@@ -23,10 +23,15 @@ from scalelab.worker.memory.forecast import forecast_memory
 from scalelab.worker.step import mark_nothing, take_step
 from tests.worker.trials import make_trial
 
+TINY_TRANSFORMER = {
+    "samples": 4096, "features": 16, "d_model": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1,
+    "feedforward": 32,
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"dim": 64, "depth": 2},
     "lenet": {},
     "gpt2": {"sequence": 16},
+    "transformer": TINY_TRANSFORMER,
 }
 STRATEGIES = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
 MATRIX = [

@@ -3,7 +3,8 @@
 A plain step says nothing of a rank that holds a piece of every layer, or some of the layers. So the strategy itself is
 put around fake tensors, in a fake process group (`instruments/fake_group.py`), and its step is written down as that of
 a plain loop is: torch's own DTensor and schedule decide what is alive. Ranks that hold the same pieces take the same
-memory, so one of every pipeline stage is looked at, and the one that takes the most is reported.
+memory, so one of every pipeline stage is looked at, and the one that takes the most is reported. Of a long pipeline two
+stages at either end: those between hold the same layers, and no more micro-batches than the second.
 
 What `fully_shard` adds on the axes `dp` and `fsdp` follows by its rules, from the pieces that `tp` leaves. In a
 pipeline it holds gradients and gathered parameters over several micro-batches; that has no rules and is refused.
@@ -64,7 +65,8 @@ def forecast_split(trial: Trial, report: RankReport) -> RankReport:
         global_batch=trial.batch_per_rank,
         spreading=replace(trial.spreading, mesh=inner.text if inner.num_ranks > 1 else None),
     )
-    found = [_forecast_rank(alone, trial, stage * mesh.tp) for stage in range(mesh.pp)]
+    ends = sorted({0, min(1, mesh.pp - 1), max(0, mesh.pp - 2), mesh.pp - 1})
+    found = [_forecast_rank(alone, trial, stage * mesh.tp) for stage in ends]
     account, num_parameters, buffer_bytes = max(found, key=lambda one: one[0].peak_bytes)
     return replace(report, num_parameters=num_parameters, buffer_bytes=buffer_bytes, memory=make_report(account))
 

@@ -16,7 +16,6 @@ a copy, and the gradients of the two are added up in every step, so that they st
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -147,7 +146,7 @@ class Gpt2Stage(nn.Module):
         if self.is_first:
             self.positions, self.drop = model.positions, model.drop
         if self.is_first or self.is_last:
-            self.tokens = model.tokens if self.is_first else copy.deepcopy(model.tokens)
+            self.tokens = model.tokens if self.is_first else copy_embedding(model.tokens)
         self.blocks = model.blocks[first:last]
         if self.is_last:
             self.norm = model.norm
@@ -165,6 +164,11 @@ class Gpt2Stage(nn.Module):
         for block in self.blocks:
             x = block(x)
         return functional.linear(self.norm(x), self.tokens.weight) if self.is_last else x
+
+
+def copy_embedding(tokens: nn.Embedding) -> nn.Embedding:
+    """A copy with a storage of its own; views of a deep copy of fake tensors would not share theirs."""
+    return nn.Embedding(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight.detach().clone())
 
 
 def list_tied(stage: nn.Module) -> list[nn.Parameter]:
