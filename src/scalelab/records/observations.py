@@ -260,6 +260,7 @@ class ScriptReport:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Why instruments were left out, by name."""
     has_group: bool = True  # whether it made a process group
+    is_joined: bool = True  # whether its ranks sent each other anything in the steps after the first
 
 
 class NormSpread(NamedTuple):

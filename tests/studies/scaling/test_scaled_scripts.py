@@ -66,3 +66,19 @@ def test_a_script_that_divides_its_passes_too_is_compared_by_samples(tmp_path: P
     message = find_caution(document, "unequal-work").message
     assert "script × 1 takes 256 in 4 passes, script × 2 takes 128 in 2 passes" in message
     assert "amdahl" not in list_kinds(document)
+
+
+@pytest.mark.parametrize("has_group", [True, False])
+def test_ranks_that_train_models_of_their_own_have_no_speedup(tmp_path: Path, has_group: bool) -> None:
+    def alter(result: TrialResult) -> TrialResult:
+        seen = ScriptReport(num_optimizers=1, num_passes=1, has_group=has_group, is_joined=False)
+        ranks = tuple(RankReport(rank=rank, script=seen) for rank in range(result.trial.num_ranks))
+        return replace(result, ranks=ranks)
+
+    _, document = answer(make_strong(job=JOB), tmp_path, AlteredLauncher(alter))
+    assert find_row(document.tables[0], "script × 2")["speedup"].value is None
+    assert {one.kind for one in document.findings} == {"separate-models"}
+    assert document.findings[0].text.startswith("The 2 ranks trained 2 separate models, not one")
+    why = "the ranks sent each other nothing" if has_group else "the script has no process group"
+    messages = [one.message for one in document.cautions if one.kind == "ranks-alone"]
+    assert messages[0] == f"script × 2: {why}: each rank trains a model of its own"

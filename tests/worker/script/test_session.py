@@ -206,6 +206,7 @@ def test_a_closure_is_one_step(tmp_path: Path) -> None:
     assert len(kept) == 6
     assert session.num_passes is not None
     assert session.num_passes > 1
+    assert session.num_uneven == 0
 
 
 def test_steps_with_an_evaluation_or_a_checkpoint_are_kept_apart(tmp_path: Path) -> None:
@@ -443,6 +444,9 @@ def test_an_evaluation_is_seen_where_a_class_has_an_eval_of_its_own(tmp_path: Pa
         (torch.zeros(12, 8, 3), None, 12),
         (torch.zeros(12, 8, 3), 8, 8),
         ({"x": torch.zeros(12, 8), "y": torch.zeros(8)}, 8, 8),
+        (torch.zeros(12, 8, dtype=torch.int64), 8, 8),  # tokens, the sequence first
+        (torch.zeros(12, 8), 8, 12),  # observations of 8 features
+        (torch.zeros(12, 3, 5, 5), 3, 12),  # images of 3 channels
         (([torch.zeros(3, 5, 5), torch.zeros(3, 6, 4)], [{"box": torch.zeros(1, 4)}] * 2), 2, 2),
         (SimpleNamespace(tokens=torch.zeros(6, 2), name="x"), None, 6),
         (torch.zeros(12, 8), 5, 12),

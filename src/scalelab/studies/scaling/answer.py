@@ -118,7 +118,7 @@ class ScalingAnswer:
     @cached_property
     def fair(self) -> list[Arm]:
         """Those whose ranks have cores of their own: the only ones that a law of scaling can be fitted to."""
-        return [arm for arm in self.spread if not arm.trial.is_oversubscribed]
+        return [arm for arm in self.spread if not arm.trial.is_oversubscribed and not arm.is_alone]
 
     @cached_property
     def largest(self) -> Arm | None:
@@ -131,6 +131,10 @@ class ScalingAnswer:
         return self.plain or self.one_rank
 
     def speedup(self, arm: Arm, base: Arm | None) -> Estimate | None:
+        """Work per second over that of the base, of ranks that train one model."""
+        return None if arm.is_alone else self.compare_work(arm, base)
+
+    def compare_work(self, arm: Arm, base: Arm | None) -> Estimate | None:
         """Work per second over that of the base; under weak scaling the work grows with the ranks."""
         if base is None or arm is base or not arm.is_measured:
             return None
@@ -158,7 +162,7 @@ class ScalingAnswer:
         """By how much a step is longer than the ideal: T_N − T_1/N, or T_N − T_1 under weak scaling."""
         if self.one_rank is None or arm.trial.num_ranks == 1 or find_strategy(arm.trial.strategy).is_plain:
             return None
-        if not self.has_planned_work:
+        if not self.has_planned_work or arm.is_alone:
             return None
         return communication_by_subtraction(
             self.one_rank.clean, arm.clean, arm.trial.num_ranks, is_weak=not self.is_strong

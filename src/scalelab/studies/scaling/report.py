@@ -13,7 +13,7 @@ from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
 from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import Caution, CautionKind
+from scalelab.report.findings import MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
     INTERVAL_NOTE,
     Field,
@@ -42,10 +42,13 @@ from scalelab.studies.shared.sweep import (
     step_column,
     warn_of_control,
 )
-from scalelab.units import format_count
+from scalelab.units import format_count, format_times
 
 UNEQUAL_WORK = CautionKind(
     "unequal-work", "Rows of a script take other samples per step than the study compares", "wrong-work"
+)
+COPIES = FindingKind(
+    "separate-models", "Ranks of a script train each a model of its own: their work per second", MAIN, ("ratio",)
 )
 COUNTED = {
     "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
@@ -300,7 +303,7 @@ def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Seq
         question=study.question,
         setting=_describe_setting(answer, study.job, study.sampling or Sampling(), batch),
         sections=tuple(sections),
-        findings=(*find_findings(answer), *name_device_findings(arms)),
+        findings=(*_find_findings(answer), *name_device_findings(arms)),
         cautions=(
             *(warn_of_control(*answer.controlled) if answer.controlled else ()),
             *_warn_of_work(answer),
@@ -309,6 +312,25 @@ def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Seq
             *_warn_of_extrapolation(answer),
         ),
     )
+
+
+def _find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
+    """Of ranks that train each a model of its own nothing is said but that: their times are no speedup."""
+    alone = [arm for arm in answer.spread if arm.is_alone]
+    yield from (_describe_copies(answer, arm) for arm in alone)
+    if not alone:
+        yield from find_findings(answer)
+
+
+def _describe_copies(answer: ScalingAnswer, arm: Arm) -> Finding:
+    """What ranks that send each other nothing do together; it is not a speedup."""
+    num_ranks, over = arm.trial.num_ranks, answer.compare_work(arm, answer.base)
+    rate = f"; together they did {format_times(over)} the work per second of one" if over is not None else ""
+    text = (
+        f"The {num_ranks} ranks trained {num_ranks} separate models, not one: they sent each other nothing through"
+        f" torch.distributed{rate}. How training scales is unknown."
+    )
+    return COPIES(arm.label, text, ratio=over)
 
 
 def _break_down_largest(answer: ScalingAnswer) -> Iterator[Table]:

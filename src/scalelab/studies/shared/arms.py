@@ -88,6 +88,14 @@ class Arm:
         """What was seen of a training script, on every rank of every round that completed."""
         return [rank.script for result in self.completed for rank in result.ranks if rank.script is not None]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the ranks of a script send each other nothing: each trains a model of its own."""
+        scripts = self.scripts
+        return (
+            self.trial.num_ranks > 1 and bool(scripts) and not any(one.has_group and one.is_joined for one in scripts)
+        )
+
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
         if name not in self._phases:

@@ -43,7 +43,7 @@ NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-fin
 UNEQUAL_LOSSES = CautionKind(
     "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
 )
-ALONE = CautionKind("ranks-alone", "Ranks of a script have no process group: each trains by itself", "wrong-work")
+ALONE = CautionKind("ranks-alone", "Ranks of a script send each other nothing: each trains by itself", "wrong-work")
 SAME_SAMPLES = CautionKind("same-samples", "Ranks had the same losses: they train on the same samples", "wrong-work")
 PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
 MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
@@ -104,7 +104,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
         return
     is_plain = find_strategy(arm.trial.strategy).is_plain
     plan = arm.trial.step_plan
-    is_alone = arm.trial.num_ranks == 1 and bool(arm.scripts)  # nothing is sent
+    is_alone = arm.is_alone or (arm.trial.num_ranks == 1 and bool(arm.scripts))  # nothing is sent
     if plan is not None and plan.comm_free_steps and not is_plain and not is_alone and not any(arm.comm_free):
         why = next((one.obstacle for one in arm.scripts if one.obstacle), "no memory was left to copy the model state")
         yield NO_ABLATION(
@@ -139,9 +139,10 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
 def _look_at_script(arm: Arm) -> Iterator[Caution]:
     """Optimizers that take turns in no fixed order, steps of other work, a batch that was not seen."""
     scripts = arm.scripts
-    if arm.trial.num_ranks > 1 and scripts and not any(script.has_group for script in scripts):
-        text = f"{arm.label}: the script has no process group: each rank trains a model of its own"
-        yield ALONE(arm.label, text, "let the script use DDP, or read the row as so many independent copies")
+    if arm.is_alone:
+        why = "the ranks sent each other nothing" if scripts[0].has_group else "the script has no process group"
+        what = f"{arm.label}: {why}: each rank trains a model of its own"
+        yield ALONE(arm.label, what, "let the script use DDP, or read the row as so many independent copies")
     if any(not script.is_regular for script in scripts):
         yield IRREGULAR(
             arm.label,
@@ -228,12 +229,10 @@ def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
     for other in losses[1:]:
         differing = [step for step in losses[0] if repr(losses[0][step]) != repr(other.get(step))]
         if differing:
-            yield UNEQUAL_LOSSES(
-                arm.label,
-                f"{arm.label}: rounds with the same seed gave different losses from step {differing[0]} on",
-                "seed everything random in build(); on GPUs, nondeterministic kernels do this too",
-                step=differing[0],
-            )
+            where, of = ("the script", "of the script") if arm.scripts else ("build()", "with the same seed")
+            text = f"{arm.label}: rounds {of} gave different losses from step {differing[0]} on"
+            advice = f"seed everything random in {where}; on GPUs, nondeterministic kernels do this too"
+            yield UNEQUAL_LOSSES(arm.label, text, advice, step=differing[0])
             return
 
 

@@ -198,15 +198,21 @@ def list_tensors(batch: Any) -> list[torch.Tensor]:
 def find_samples(batch: Any, expected: int | None) -> int | None:
     """The leading dimension of the first tensor; `expected` where another dimension or a list is as long.
 
-    Batches may have the sequence first, or be lists of images that differ in size.
+    Batches may have the sequence first, or be lists of images that differ in size. The second dimension of numbers in a
+    matrix is features, and of images channels: neither is ever taken for samples.
     """
     tensors = [one for one in list_tensors(batch) if one.ndim]
     if not tensors:
         return None
     counted = int(tensors[0].shape[0])
     lengths = {len(part) for part in [batch, *list_parts(batch)] if isinstance(part, list | tuple)}
-    lengths |= {int(size) for one in tensors for size in one.shape[:2]}
+    lengths |= {int(size) for one in tensors for size in one.shape[: 2 if may_lead_with_sequence(one) else 1]}
     return expected if expected is not None and expected in lengths else counted
+
+
+def may_lead_with_sequence(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may be (sequence, batch) of tokens, or (sequence, batch, features …)."""
+    return tensor.ndim == 3 or tensor.ndim > 4 or (tensor.ndim == 2 and not tensor.is_floating_point())
 
 
 def share_samples(batches: Any, context: BuildContext, accumulation: int, *, is_split: bool) -> Iterable[Any]:

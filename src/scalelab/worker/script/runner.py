@@ -354,6 +354,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         strategy=name_strategy(session.watch.trained),
         left_out=session.left_out,
         has_group=session.has_group,
+        is_joined=session.is_joined,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import _world
 from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.errors import UsageError
@@ -121,6 +122,9 @@ class ScriptSession:
         """Steps seen so far, of every kind."""
         self.has_group = False
         """Whether there was a process group in the first step; a script may end it at its own end."""
+        self.is_joined = False
+        """Whether ranks sent each other anything between the first step and the end of a block."""
+        self._num_messages = 0
         self.num_forks = 0
         """Processes that the script forked, data loader workers among them."""
         self.num_apart = Counter[str]()
@@ -233,7 +237,7 @@ class ScriptSession:
 
     def _record_quick(self, taken: Sequence[QuickStep], start: float) -> None:
         for began, ended, losses, num_passes in taken:
-            self.num_uneven += num_passes != self.num_passes
+            self.num_uneven += num_passes != self.num_passes and not self.watch.has_closure
             loss = sum_losses(losses)
             self._sink.append(StepSample(self._rank, self.num_steps, StepKind.CLEAN, began, ended - began, loss=loss))
             self.num_steps += 1
@@ -244,7 +248,7 @@ class ScriptSession:
         kind = self._blocks[self._position].kind
         if facts.other_work:
             self.num_apart.update(facts.other_work)
-        self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not facts.has_closure
+        self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not self.watch.has_closure
         loss = facts.read_loss()
         if facts.other_work or self.num_steps == 0:
             kind = StepKind.SETTLE
@@ -262,11 +266,13 @@ class ScriptSession:
         is_last = self._in_block >= self._blocks[self._position].num_steps
         if self.num_steps == 1:
             self.has_group = dist.is_initialized()
+            self._num_messages = count_messages()
             self._synchronize = self.watch.synchronize = choose_synchronize(self.watch.trained)
         elif self.num_steps >= LEARNING_STEPS and not self._is_learned and (is_last or not facts.other_work):
             self._learn(facts)
         if not is_last:
             return
+        self.is_joined = self.is_joined or count_messages() != self._num_messages
         self._leave_block()
         self._check_samples()
         if "input" in self.watch.delays and "input" not in facts.delayed:
@@ -370,6 +376,14 @@ class ScriptSession:
                 renew_reducer(replica)
         self._saved = None
         self._phases = self._profile = None
+
+
+def count_messages() -> int:
+    """Collectives and messages so far, of all process groups: torch numbers them; −1 with a backend that does not."""
+    try:
+        return sum(group._get_sequence_number_for_group() for group in _world.pg_map)
+    except RuntimeError:
+        return -1
 
 
 def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:

@@ -75,7 +75,8 @@ class TrainingWatch:
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
         self._silent = SilentPasses(self.trained, self._facts)
-        self._has_closure = False
+        self.has_closure = False
+        """Whether an optimizer has called for passes: Lightning's closure makes one in every step, LBFGS's several."""
         self._stack = ExitStack()
         self._learning = ExitStack()
         self._depth = 0
@@ -169,7 +170,7 @@ class TrainingWatch:
     def begin_quick(self, num_steps: int) -> None:
         """Take so many steps without a look at them, if one optimizer ends every step."""
         optimizer = next(iter(self.optimizers), None)
-        is_simple = self.uses_rule and self.rule.num_optimizers == 1 and not self.delays and not self._has_closure
+        is_simple = self.uses_rule and self.rule.num_optimizers == 1 and not self.delays
         if is_simple and optimizer is not None:
             self.quick.begin(optimizer, num_steps, None if self.synchronize is wait_for_nothing else self.synchronize)
 
@@ -258,7 +259,7 @@ class TrainingWatch:
             if quick.left:
                 return original(tensors, *args, **kwargs)
             if quick.outermost is not None:
-                facts.has_closure = self._has_closure = True
+                facts.has_closure = self.has_closure = True
             self._say("backward")
             self._hold_up("backward")
             try:
