@@ -246,6 +246,8 @@ class ScriptReport:
     """Samples per step on this rank, as they came out of the data loader or went into the model; None: not seen."""
     batch_samples: int | None = None
     """Samples of one batch; a step that accumulates gradients has several. None: not seen."""
+    num_sharing: int = 1
+    """Ranks that work on the same samples, as under tensor parallelism."""
     num_uneven: int = 0
     """Steps with another number of backward passes."""
     is_regular: bool = True

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport, ScriptReport
+from scalelab.records.tasks import StepPlan
 from scalelab.records.trial import TrialResult
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.script import ScriptSource
@@ -82,3 +84,27 @@ def test_ranks_that_train_models_of_their_own_have_no_speedup(tmp_path: Path, ha
     why = "the ranks sent each other nothing" if has_group else "the script has no process group"
     messages = [one.message for one in document.cautions if one.kind == "ranks-alone"]
     assert messages[0] == f"script × 2: {why}: each rank trains a model of its own"
+
+
+def test_a_placeholder_may_be_multiplied_and_divided() -> None:
+    words = ("--tokens={global_batch*64}", "--envs", "{batch_per_rank/4}", '{"a": {ranks}}', "{{ranks}}")
+    task = ScriptSource(target="/t.py", arguments=words).make_task(StepPlan(), batch_per_rank=8, num_ranks=2, seed=0)
+    assert task.arguments == ("--tokens=1024", "--envs", "2", '{"a": 2}', "{{ranks}}")
+    assert task.is_told_batch
+    said = r"\{batch_per_rank/3\}: batch_per_rank is 8, which 3 does not divide: choose another batch size"
+    with pytest.raises(UsageError, match=said):
+        ScriptSource(target="/t.py", arguments=("{batch_per_rank/3}",)).make_task(
+            StepPlan(), batch_per_rank=8, num_ranks=2, seed=0
+        )
+
+
+def test_ranks_that_share_samples_count_them_once(tmp_path: Path) -> None:
+    def alter(result: TrialResult) -> TrialResult:
+        num_ranks = result.trial.num_ranks
+        seen = ScriptReport(num_optimizers=1, num_passes=1, num_samples=64, num_sharing=num_ranks)
+        return replace(result, ranks=tuple(RankReport(rank=rank, script=seen) for rank in range(num_ranks)))
+
+    _, document = answer(make_strong(job=JOB), tmp_path, AlteredLauncher(alter))
+    row = find_row(document.tables[0], "script × 4")
+    assert row["samples_per_second"].value == pytest.approx(4 * 64 / ONE_RANK_SECONDS)
+    assert "same-samples" not in list_kinds(document)

@@ -53,7 +53,7 @@ def execute(directory: Path, step_at: str, epochs: int = 100, text: str = OWN_OP
     path.write_text(text.replace("{epochs}", str(epochs)))
     kept = Kept()
     session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, directory / "trace.json", kept, 4, step_at=step_at)
-    run_script(Script(target=str(path), directory=str(directory), step_at=step_at), session)
+    run_script(Script(target=str(path), directory=str(directory), step_at=step_at), session, directory / "rank0.log")
     return kept
 
 

@@ -117,12 +117,27 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, laun
     )
 
 
-def test_a_script_without_an_optimizer_says_what_was_seen(tmp_path: Path, launcher: LocalLauncher) -> None:
-    (tmp_path / "train.py").write_text("print('nothing to do')\n")
-    result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "exit(print('no GPUs here'))",
+            "the script ended without training anything; the last line it printed: no GPUs here",
+        ),
+        (
+            "torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()",
+            "the script ended without a step (seen: 1 trained module, 1 backward pass, 0 optimizer calls): say where a"
+            " step ends: --step-at dataloader, or --step-at module:function",
+        ),
+    ],
+)
+def test_a_script_without_an_optimizer_says_what_was_seen(
+    tmp_path: Path, launcher: LocalLauncher, line: str, reason: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    result = launch(launcher, make_script_trial(tmp_path / "train.py", num_ranks=1), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "ended without a step (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)" in result.reason
-    assert "--step-at dataloader" in result.reason
+    assert reason in result.reason
 
 
 def test_a_script_that_forks_its_ranks_is_told_that_they_are_not_watched(
@@ -132,7 +147,7 @@ def test_a_script_that_forks_its_ranks_is_told_that_they_are_not_watched(
     (tmp_path / "train.py").write_text(lines)
     result = launch(launcher, make_script_trial(tmp_path / "train.py", num_ranks=1), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "0 optimizer calls, 1 fork): processes that it forks are not watched" in result.reason
+    assert "0 optimizer calls, 1 fork): processes that it starts are not watched" in result.reason
 
 
 def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path, launcher: LocalLauncher) -> None:

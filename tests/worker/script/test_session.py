@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import save as save_sharded
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,6 +29,7 @@ from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.batches.stream import find_samples
+from scalelab.worker.script.instrumented import count_sharing
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
@@ -532,3 +537,18 @@ def test_passes_inside_an_optimizer_s_closure_have_phases_of_their_own(tmp_path:
     phases = [one for one in kept if one.kind is StepKind.PHASES]
     assert len(phases) == 2
     assert all(one.forward_seconds and one.backward_seconds and one.optimizer_seconds for one in phases)
+
+
+def test_ranks_of_a_tensor_parallel_model_share_samples() -> None:
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 # registers the backend
+
+    dist.init_process_group("fake", rank=0, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        spread = parallelize_module(nn.Linear(4, 4), mesh["tensor"], ColwiseParallel())
+        assert count_sharing([spread]) == 2
+        assert count_sharing([fully_shard(nn.Sequential(spread), mesh=mesh["data"])]) == 2
+        assert count_sharing([fully_shard(nn.Linear(4, 4))]) == 1
+        assert count_sharing([nn.Linear(4, 4)]) == 1
+    finally:
+        dist.destroy_process_group()

@@ -153,7 +153,8 @@ def count_step_samples(result: TrialResult) -> int:
     """Samples per step over all ranks: those that a script really took, otherwise those of the plan."""
     counted = [rank.script.num_samples if rank.script is not None else None for rank in result.ranks]
     known = [number for number in counted if number is not None]
-    return sum(known) if known and len(known) == result.trial.num_processes else result.trial.global_batch
+    num_sharing = next((rank.script.num_sharing for rank in result.ranks if rank.script is not None), 1)
+    return sum(known) // num_sharing if len(known) == result.trial.num_processes else result.trial.global_batch
 
 
 def name_sender(arm: Arm) -> str:

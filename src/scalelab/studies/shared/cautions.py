@@ -117,7 +117,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
     """Ranks whose losses are equal to the last bit in every step of a launch, though each has its own samples."""
-    for result in arm.completed:
+    for result in arm.completed if not any(one.num_sharing > 1 for one in arm.scripts) else ():
         by_rank: dict[int, list[float | None]] = {}
         for sample in (one for one in result.samples if one.kind is not StepKind.FREE):  # whose loss is not read
             by_rank.setdefault(sample.rank, []).append(sample.loss)

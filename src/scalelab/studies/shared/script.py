@@ -21,6 +21,9 @@ PLACEHOLDERS = {
     "seed": "--seed",
     "steps": "steps that are measured; the script may take more",
 }
+IN_BRACES = re.compile(r"\{\{[a-z_]+\}\}|\{([a-z_]+)(?:([*/])([1-9][0-9]*))?\}")
+"""A placeholder, perhaps times or divided by a number: a script may count tokens, or environments of a rollout. Two
+pairs of braces are the script's own."""
 BATCH_PLACEHOLDERS = ("batch_per_rank", "global_batch")
 STEP_ENDS = ("optimizer", "dataloader")
 SPARE_STEPS = 50
@@ -129,8 +132,21 @@ def check_file(name: str, directory: Path) -> Path:
 
 def find_placeholders(words: Sequence[str]) -> list[str]:
     """Names in braces; braces with anything else in them, such as JSON, are the script's own."""
-    return [name for word in words for name in re.findall(r"(?<!\{)\{([a-z_]+)\}(?!\})", word)]
+    return [found[1] for word in words for found in IN_BRACES.finditer(word) if found[1]]
 
 
 def fill_in(word: str, values: dict[str, int]) -> str:
-    return re.sub(r"(?<!\{)\{([a-z_]+)\}(?!\})", lambda found: str(values.get(found[1], found[0])), word)
+    """The word as a trial passes it to the script."""
+    return IN_BRACES.sub(lambda found: str(compute(found, values)) if found[1] else found[0], word)
+
+
+def compute(found: re.Match[str], values: dict[str, int]) -> int:
+    """A placeholder's value; raises an error where it cannot be divided without rest."""
+    value, number = values[found[1]], int(found[3] or 1)
+    if found[2] == "*":
+        return value * number
+    if value % number:
+        raise UsageError(
+            f"{found[0]}: {found[1]} is {value}, which {number} does not divide: choose another batch size"
+        )
+    return value // number

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -145,6 +147,24 @@ def name_strategy(trained: Sequence[nn.Module]) -> str:
     if any(isinstance(part, FSDPModule) for part in every):
         return "fsdp2"
     return "fsdp-full" if any(isinstance(part, FullyShardedDataParallel) for part in every) else ""
+
+
+def count_sharing(trained: Sequence[nn.Module]) -> int:
+    """Ranks that work on the same samples, as under tensor parallelism; 1: every rank has samples of its own.
+
+    Where DDP or FSDP averages gradients, its group has one rank of each of those; otherwise parameters that are spread
+    over a mesh are there for one batch.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    every = [part for module in trained for part in module.modules()]
+    for part in every:
+        if isinstance(part, DistributedDataParallel):
+            return world // part.process_group.size()
+        group = part._get_fsdp_state()._fsdp_param_group if isinstance(part, FSDPModule) else None
+        if group is not None:
+            return world // group.mesh_info.mesh.size()
+    meshes = [one.device_mesh for part in every for one in part.parameters() if isinstance(one, DTensor)]
+    return meshes[0].size() if meshes else 1
 
 
 @contextmanager

@@ -30,7 +30,7 @@ import torch.multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scalelab.errors import UsageError
-from scalelab.launch.agreement import Assignment, copied_directory, samples_file, trace_file
+from scalelab.launch.agreement import Assignment, copied_directory, log_file, samples_file, trace_file
 from scalelab.records.observations import Instrument, RankReport, ScriptReport
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
@@ -44,8 +44,8 @@ from scalelab.worker.script.watch import TrainingWatch, replaced
 
 WHERE_STEPS_END = "say where a step ends: --step-at dataloader, or --step-at module:function"
 OWN_PROCESSES = (
-    "processes that it forks are not watched: scalelab starts the ranks, so let the script train in its own process, by"
-    " RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
+    "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
+    " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
 )
 NO_GPU_WORDS = (
     "Torch not compiled with CUDA enabled",
@@ -63,7 +63,7 @@ class ScriptFinished(UsageError):
     """The script came to its end before all planned steps were taken."""
 
 
-def run_script(script: Script, session: ScriptSession) -> None:
+def run_script(script: Script, session: ScriptSession, log: Path) -> None:
     """Run the script until the session ends it; raises `ScriptFinished` where the script ended by itself before."""
     sys.argv = [script.target, *script.arguments]
     try:
@@ -79,9 +79,9 @@ def run_script(script: Script, session: ScriptSession) -> None:
             raise ScriptFinished(f"{hint} ({describe(error)})") from error
         raise
     except GivenUp as error:
-        raise ScriptFinished(
-            f"no step was seen in {format_seconds(error.seconds)} ({describe_seen(session)}): {WHERE_STEPS_END}"
-        ) from None
+        seen, is_loading = describe_seen(session), session.watch.is_loading
+        advice = OWN_PROCESSES if end_children() and not is_loading else WHERE_STEPS_END
+        raise ScriptFinished(f"no step was seen in {format_seconds(error.args[0])} ({seen}): {advice}") from None
     except SystemExit as error:
         if error.code not in (None, 0) and not session.is_measured:
             words = f"the script exited with {describe_code(error.code)} after {count_steps(session)}"
@@ -89,7 +89,7 @@ def run_script(script: Script, session: ScriptSession) -> None:
     except KeyboardInterrupt as error:
         raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
     if not session.is_measured:
-        raise ScriptFinished(describe_early_end(session))
+        raise ScriptFinished(describe_early_end(session, log))
 
 
 @contextlib.contextmanager
@@ -181,11 +181,7 @@ def execute_with_step(script: Script, wrap: Callable[[Callable[..., Any]], Calla
 
 
 class GivenUp(BaseException):
-    """No step was seen for too long."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+    """No step was seen for so many seconds."""
 
 
 @contextlib.contextmanager
@@ -237,7 +233,14 @@ def count_steps(session: ScriptSession) -> str:
     return f"{session.num_steps} of {session.num_planned} planned steps"
 
 
-def describe_early_end(session: ScriptSession) -> str:
+def read_last_line(log: Path) -> str:
+    """What the script printed last; empty: nothing."""
+    sys.stdout.flush()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1].strip() if lines else ""
+
+
+def describe_early_end(session: ScriptSession, log: Path) -> str:
     """What to do about a script that ended too early, by what was seen of it."""
     if session.num_steps:
         who = os.environ["RANK"]
@@ -246,6 +249,9 @@ def describe_early_end(session: ScriptSession) -> str:
             f"the script ended on rank {who} after {count_steps(session)}: let it train longer, or lower --steps{more}"
         )
     advice = WHERE_STEPS_END
+    if not (session.watch.has_seen or session.num_forks):
+        said = read_last_line(log)
+        return f"the script ended without training anything{f'; the last line it printed: {said}' if said else ''}"
     if session.watch.is_loading and not session.watch.has_batch:
         advice = "its data loader gave no batch: check that the data set is larger than a batch"
     elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
@@ -298,7 +304,7 @@ def measure_script(
                 taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),
                 giving_up(session, GIVE_UP_SHARE * trial.timeout_seconds),
             ):
-                run_script(script, session)
+                run_script(script, session, log_file(directory, rank))
             wait_for_all(store, trial.num_ranks)
         finally:
             leave_script()
@@ -344,6 +350,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         num_optimizers=rule.num_optimizers,
         num_passes=session.num_passes,
         num_samples=session.step_samples,
+        num_sharing=session.num_sharing,
         batch_samples=session.batch_samples,
         num_uneven=session.num_uneven,
         is_regular=rule.is_regular or not session.watch.uses_rule,
@@ -370,11 +377,18 @@ def leave_script() -> None:
     leaving = threading.Thread(target=_run_exit_handlers, daemon=True)
     leaving.start()
     leaving.join(LEAVE_SECONDS)
-    for child in multiprocessing.active_children():
-        child.terminate()
+    end_children()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def end_children() -> int:
+    """Terminate the processes that the script started; how many still ran."""
+    running = multiprocessing.active_children()
+    for child in running:
+        child.terminate()
+    return len(running)
 
 
 def _run_exit_handlers() -> None:

@@ -30,6 +30,7 @@ from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
     can_renew_reducer,
+    count_sharing,
     find_replicas,
     is_all_replicated,
     renew_reducer,
@@ -135,6 +136,8 @@ class ScriptSession:
         """Samples per step on this rank, as the script's data loader gave them; None: none were seen."""
         self.batch_samples: int | None = None
         """Samples of one batch: of a step that accumulates gradients there are several."""
+        self.num_sharing = 1
+        """Ranks that work on the same samples."""
         self.num_uneven = 0
         """Steps with another number of backward passes."""
         self._is_learned = False
@@ -312,6 +315,7 @@ class ScriptSession:
         self.watch.settle()
         self._is_learned = True
         self.num_passes = facts.num_passes
+        self.num_sharing = count_sharing(self.watch.trained)
         batches = facts.list_batches()
         self._batch_source = "the data loader gave" if facts.loads else "the model was given"
         self.step_samples, self.batch_samples = (sum(batches), batches[0]) if batches else (None, None)
@@ -319,9 +323,10 @@ class ScriptSession:
     def _check_samples(self) -> None:
         """Done after the first block: by then an optimizer that steps rarely has been seen, and steps are whole.
 
-        The planned batch is that of a step, or that of each batch of a step with several.
+        The planned batch is that of a step, or of each batch of several; ranks that share samples may take all theirs.
         """
-        if not self._is_learned or self._planned_batch in (self.step_samples, self.batch_samples):
+        planned = {self._planned_batch, self._planned_batch * self.num_sharing}
+        if not self._is_learned or planned & {self.step_samples, self.batch_samples}:
             return
         advice = "pass {batch_per_rank} where the script takes its batch size"
         if self.step_samples is None:
@@ -330,6 +335,9 @@ class ScriptSession:
             return
         if self._is_told:
             advice = "{batch_per_rank} is not what the script calls the samples of a batch; pass it there"
+            times, rest = divmod(self.step_samples, self._planned_batch)
+            if times > 1 and not rest:
+                advice += f", or {{batch_per_rank/{times}}} where the script takes {times} samples for each"
         several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
         raise UsageError(
             f"{self._batch_source} {self.step_samples} samples per step and rank{several}, the plan says"
@@ -381,7 +389,7 @@ class ScriptSession:
 def count_messages() -> int:
     """Collectives and messages so far, of all process groups: torch numbers them; −1 with a backend that does not."""
     try:
-        return sum(group._get_sequence_number_for_group() for group in _world.pg_map)
+        return sum(group._get_sequence_number_for_group() for group in _world.pg_map)  # type: ignore[attr-defined]
     except RuntimeError:
         return -1
 

@@ -206,6 +206,11 @@ class TrainingWatch:
             self._facts.clear()
 
     @property
+    def has_seen(self) -> bool:
+        """Whether there was anything of a training."""
+        return bool(self.trained or self.quick.num_calls or self.num_backward or self.is_loading)
+
+    @property
     def num_backward(self) -> int:
         """Backward passes since the last step."""
         return self._facts.num_passes
