@@ -11,7 +11,7 @@ the style of well-known scripts. Each prints its loss and the time after every s
     answer    strong scaling on one and two ranks, with the phases of a step, and exposed communication where DDP
               averages all gradients
 
-    python benchmarks/scripts.py [NAME …] [--seconds 40]
+    python benchmarks/scripts.py [--only NAME …] [--seconds 40]
 """
 
 from __future__ import annotations
@@ -271,13 +271,16 @@ def check(program: Program, seconds: float) -> Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="programs, all by default")
+    names = [program.name for program in PROGRAMS]
+    parser.add_argument(
+        "--only", nargs="+", default=names, choices=names, metavar="NAME", help="programs; default: all"
+    )
     parser.add_argument("--seconds", type=float, default=40.0, help="CPU time of steps in turns, for each program")
     args = parser.parse_args()
     table = Table("program", "version", "steps", "clock", "watched", "speedup on 2", "holds", box=None)
     holding = checked = 0
     for program in PROGRAMS:
-        if args.names and program.name not in args.names:
+        if program.name not in args.only:
             continue
         version = program.find_version()
         if version is None:
@@ -305,7 +308,7 @@ def main() -> int:
     Console(width=150).print(table)
     for program in PROGRAMS:
         print(f"  scalelab run strong-scaling … -- {program.shown} {program.arguments}")
-    least = len(args.names) or LEAST_PROGRAMS
+    least = min(len(args.only), LEAST_PROGRAMS)
     print(f"\nscripts: {holding} of {checked} programs (bar: all, and at least {least})")
     return 0 if holding == checked and holding >= least else 1
 

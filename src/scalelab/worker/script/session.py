@@ -93,6 +93,12 @@ class SampleFile:
 class ScriptSession:
     """Takes a script's steps through the blocks of the plan, and ends it after the last."""
 
+    is_joined = False
+    """Whether ranks sent each other anything between the first step and the end of a block."""
+    num_sharing = 1
+    """Ranks that work on the same samples."""
+    _num_messages = 0
+
     def __init__(
         self,
         blocks: Sequence[Block],
@@ -123,9 +129,6 @@ class ScriptSession:
         """Steps seen so far, of every kind."""
         self.has_group = False
         """Whether there was a process group in the first step; a script may end it at its own end."""
-        self.is_joined = False
-        """Whether ranks sent each other anything between the first step and the end of a block."""
-        self._num_messages = 0
         self.num_forks = 0
         """Processes that the script forked, data loader workers among them."""
         self.num_apart = Counter[str]()
@@ -136,8 +139,6 @@ class ScriptSession:
         """Samples per step on this rank, as the script's data loader gave them; None: none were seen."""
         self.batch_samples: int | None = None
         """Samples of one batch: of a step that accumulates gradients there are several."""
-        self.num_sharing = 1
-        """Ranks that work on the same samples."""
         self.num_uneven = 0
         """Steps with another number of backward passes."""
         self._is_learned = False
@@ -329,9 +330,9 @@ class ScriptSession:
         if not self._is_learned or planned & {self.step_samples, self.batch_samples}:
             return
         advice = "pass {batch_per_rank} where the script takes its batch size"
+        if self.step_samples is None and not self._is_told:
+            raise UsageError(f"the script's batch size was not seen, in a DataLoader or by a module: {advice}")
         if self.step_samples is None:
-            if not self._is_told:
-                raise UsageError(f"the script's batch size was not seen, in a DataLoader or by a module: {advice}")
             return
         if self._is_told:
             advice = "{batch_per_rank} is not what the script calls the samples of a batch; pass it there"
@@ -339,10 +340,8 @@ class ScriptSession:
             if times > 1 and not rest:
                 advice += f", or {{batch_per_rank/{times}}} where the script takes {times} samples for each"
         several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
-        raise UsageError(
-            f"{self._batch_source} {self.step_samples} samples per step and rank{several}, the plan says"
-            f" {self._planned_batch}: {advice}"
-        )
+        taken = f"{self._batch_source} {self.step_samples} samples per step and rank{several}"
+        raise UsageError(f"{taken}, the plan says {self._planned_batch}: {advice}")
 
     def _enter_block(self, block: Block) -> bool:
         """Switch on what the block needs; False: it cannot be measured in this script and is left out."""
