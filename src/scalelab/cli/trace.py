@@ -18,7 +18,7 @@ import tyro
 
 from scalelab.checks import check_at_least, clean_text, find_unguarded
 from scalelab.cli.flags import Integers, Patterns, Recordings, RunsDir, parse_flags
-from scalelab.cli.output import Output, check_writable, write_outputs
+from scalelab.cli.output import Output, check_writable, write_outputs, write_target
 from scalelab.data.remote import fetch_remote
 from scalelab.errors import UsageError
 from scalelab.records.files import RUNS_DIR
@@ -86,6 +86,9 @@ class Trace:
     merged: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045 - as in output.py
     """Also write all ranks into one trace for Perfetto (.json, .json.gz): a process per rank, clocks aligned, arrows
     from the last rank of a collective to those that wait."""
+    timeline: Annotated[Optional[Path], tyro.conf.arg(metavar="FILE")] = None  # noqa: UP045
+    """Also write a page (.html) with every event on one clock, which zooms from the job to the kernel and joins
+    collectives across ranks."""
     hta: bool = False
     """Only the temporal breakdown and overlap, by the definitions of HolisticTraceAnalysis."""
     runs_dir: RunsDir = RUNS_DIR
@@ -97,10 +100,11 @@ class Trace:
         self.reading.check()
         if not self.paths:
             raise UsageError("give trace files or a directory before the flags: scalelab trace DIR --rank 0")
-        if self.merged is not None and self.hta:
-            raise UsageError("--merged cannot be used with --hta")
-        if self.merged is not None:
-            check_writable(self.merged, "--merged")
+        for flag, path in (("--merged", self.merged), ("--timeline", self.timeline)):
+            if path is not None and self.hta:
+                raise UsageError(f"{flag} cannot be used with --hta")
+            if path is not None:
+                check_writable(path, flag)
         for name in ("step", "communication", "compute", "time-unit") if self.hta else ():
             field_name = name.replace("-", "_")
             if getattr(self.reading, field_name) != getattr(TraceFlags(), field_name):
@@ -131,6 +135,8 @@ def main(args: Sequence[str]) -> int:
         write_outputs(document, wanted.output)
         if wanted.merged is not None and view is not None:
             merge_files(view, wanted.merged, wanted.reading)
+        if wanted.timeline is not None and view is not None:
+            draw_timeline(view, wanted.timeline)
     return 0
 
 
@@ -148,14 +154,16 @@ def describe_recordings(wanted: Trace, *, has_charts: bool = True) -> tuple[Docu
     paths = [find_recording(path, wanted.runs_dir) for path in wanted.paths]
     flight = read_flight(paths)
     if flight is not None:
-        if wanted.merged is not None:
-            raise UsageError("--merged needs profiler traces: dumps of the flight recorder have no kernels")
+        for flag, path in (("--merged", wanted.merged), ("--timeline", wanted.timeline)):
+            if path is not None:
+                raise UsageError(f"{flag} needs profiler traces: dumps of the flight recorder have no kernels")
         return flight, None
     files = choose_files(paths, wanted.reading)
     if wanted.hta:
         return read_as_hta(files), None
     is_overview = wanted.overview or len(files) > MOST_IN_FULL
-    view = read_view(files, wanted.reading, is_overview=is_overview, has_charts=has_charts)
+    has_events = wanted.timeline is not None
+    view = read_view(files, wanted.reading, is_overview=is_overview, has_charts=has_charts, has_events=has_events)
     return describe_view(view, is_overview=is_overview), view
 
 
@@ -166,6 +174,15 @@ def merge_files(view: TraceView, path: Path, reading: TraceFlags) -> None:
     num_dropped = write_merged(view.job, path, ns_per_tick=NS_PER_TICK[reading.time_unit])
     left_out = f", without {num_dropped} events that have no time" if num_dropped else ""
     print(f"Wrote {path}{left_out}: open it in https://ui.perfetto.dev", file=sys.stderr)  # noqa: T201
+
+
+def draw_timeline(view: TraceView, path: Path) -> None:
+    """Write the page of all events."""
+    from scalelab.answers.trace.page import render_timeline
+
+    page, note = render_timeline(view)
+    write_target(path, page, "--timeline")
+    print(f"Wrote {path}{note}: open it in a browser", file=sys.stderr)  # noqa: T201
 
 
 def main_diff(args: Sequence[str]) -> int:
@@ -237,19 +254,26 @@ def describe_view(view: TraceView, *, is_overview: bool) -> Document:
 
 
 def read_view(
-    files: Sequence[Path], reading: TraceFlags, *, is_overview: bool = False, has_charts: bool = True
+    files: Sequence[Path],
+    reading: TraceFlags,
+    *,
+    is_overview: bool = False,
+    has_charts: bool = True,
+    has_events: bool = False,
 ) -> TraceView:
     """Read every file; for an overview only what is compared between ranks is kept."""
     from scalelab.answers.trace.view import TraceView, make_counters
     from scalelab.trace.job_trace import read_ranks
+    from scalelab.trace.timeline import MOST_EVENTS
 
+    most_events = MOST_EVENTS // max(1, len(files)) if has_events else 0
     steps = frozenset(reading.step) or None
     job = read_ranks(
         files,
         ns_per_tick=NS_PER_TICK[reading.time_unit],
         communication=reading.communication,
         compute=reading.compute,
-        counters=() if is_overview else make_counters(steps),
+        counters=make_counters(steps, is_overview=is_overview, most_events=most_events),
         num_processes=reading.jobs or (len(os.sched_getaffinity(0)) if len(files) > FEW_FILES else 1),
         say=lambda file, number: say_progress(file, number, len(files)),
     )

@@ -63,9 +63,7 @@ class _Rank:
 
     def align(self, times: Times) -> Times:
         """Times of the file, in nanoseconds, on the clock of the merged one."""
-        base = self.trace.header.base_ns
-        shifted = times + (base if abs(base) < LARGEST_BASE_NS else 0)
-        return (shifted if self.clock is None else self.clock.correct(shifted)) - self.origin_ns
+        return align_times(self.trace, self.clock, times) - self.origin_ns
 
     def list_events(self) -> Iterator[bytes]:
         host = f" on {self.trace.header.host_name}" if self.trace.header.host_name else ""
@@ -111,6 +109,13 @@ class _Rank:
             if time.is_finite() and abs(time) < LARGEST_TIME and abs(time * self.ns_per_tick) < LARGEST_NS:
                 return round(time * self.ns_per_tick)
         return None
+
+
+def align_times(trace: RankTrace, clock: Clock | None, times: Times) -> Times:
+    """Times of a rank's file, in nanoseconds, on the clock of the reference."""
+    base = trace.header.base_ns
+    shifted = times + (base if abs(base) < LARGEST_BASE_NS else 0)
+    return shifted if clock is None else clock.correct(shifted)
 
 
 def _read(event: Fields, name: str, *, is_text: bool = False) -> Any:

@@ -174,6 +174,10 @@ def _make_what_ifs(step: CriticalStep) -> Iterator[Table]:
         )
 
 
+FEWEST_SAVED = 0.25
+"""Of the main piece's share: where no change saves more, the path is one of several that are nearly as long."""
+
+
 def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
     """What most of the path is, and the largest change."""
     if step is None or not step.span_ns:
@@ -181,9 +185,11 @@ def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
     piece, (_, total) = next(iter(step.sum_by_piece().items()))
     best = min(step.what_ifs, key=lambda one: one.span_ns, default=None)
     saved = max(0.0, 1 - best.span_ns / step.span_ns) if best is not None else None
-    without = f"; if {best.change}, the step is {format_share(saved)} shorter" if best and saved else ""
     share = min(1.0, total / step.span_ns)
     which = "the trace" if step.step is None else f"step {step.step}"
+    without = f"; if {best.change}, it is {format_share(saved)} shorter" if best and saved else ""
+    if best and saved is not None and saved < FEWEST_SAVED * share:
+        without = f", but other chains are nearly as long: the largest single change saves {format_share(saved)}"
     yield CRITICAL(
         str(piece),
         f"The critical path of {which} is {format_share(share)} {piece}{without}.",

@@ -20,6 +20,7 @@ from scalelab.trace.matching import Matching
 from scalelab.trace.operators import KernelCounter, KernelTime, OperatorCounter, OperatorTime
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.rank_trace import MakeCounter, RankTrace
+from scalelab.trace.timeline import EventCounter, RankEvents
 from scalelab.trace.waiting import JobArrivals, KindSummary, find_arrivals, select_steps, summarise_kinds
 from scalelab.trace.windows import Steps
 
@@ -43,9 +44,10 @@ class Counted(NamedTuple):
 COUNTERS = (KernelCounter, OperatorCounter, LaneCounter, TimelineCounter, AttributionCounter, CriticalCounter)
 
 
-def make_counters(steps: Steps) -> list[MakeCounter]:
-    """Everything read from a trace besides its breakdown and its collectives."""
-    return [partial(kind, steps=steps) for kind in COUNTERS]
+def make_counters(steps: Steps, *, is_overview: bool = False, most_events: int = 0) -> list[MakeCounter]:
+    """Everything read from a trace besides its breakdown and its collectives; events only if some are kept."""
+    found: list[MakeCounter] = [] if is_overview else [partial(kind, steps=steps) for kind in COUNTERS]
+    return [*found, partial(EventCounter, steps=steps, most=most_events)] if most_events else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,14 @@ class TraceView:
 
     @cached_property
     def counted(self) -> dict[int, Counted]:
-        return {rank: Counted(*trace.counted) for rank, trace in self.ranks.items() if trace.counted}
+        found = {rank: trace.counted[: len(COUNTERS)] for rank, trace in self.ranks.items()}
+        return {rank: Counted(*counted) for rank, counted in found.items() if len(counted) == len(COUNTERS)}
+
+    @cached_property
+    def events(self) -> dict[int, RankEvents]:
+        """Those that were kept for a timeline, by rank."""
+        every = {rank: trace.counted[-1] for rank, trace in self.ranks.items() if trace.counted}
+        return {rank: last for rank, last in every.items() if isinstance(last, RankEvents)}
 
     @cached_property
     def matching(self) -> Matching | None:

@@ -298,15 +298,15 @@ def set_downloads(document: Document, archive: Archive | None) -> str:
     )
 
 
-def make_style() -> str:
-    """The style sheet, with the colours of both themes."""
+def make_style(asset: str = "report.css") -> str:
+    """A style sheet, with the colours of both themes."""
     light, dark = (make_variables(name, palette) for name, palette in (("light", LIGHT), ("dark", DARK)))
     rules = (
         f":root {{ --font: {FONT}; color-scheme: light; {light} }}",
         f':root[data-theme="dark"] {{ color-scheme: dark; {dark} }}',
         f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}",
     )
-    return "\n".join([*rules, read_asset("report.css")])
+    return "\n".join([*rules, read_asset(asset)])
 
 
 def make_variables(name: str, palette: Palette) -> str:
