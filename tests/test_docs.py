@@ -337,7 +337,7 @@ def test_every_flag_of_the_tokenizer_stands_with_its_default() -> None:
 def test_every_flag_of_a_trace_stands_with_its_default() -> None:
     text = (DOCS / "how-to" / "trace.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", text, re.MULTILINE))
-    own = [field for field in dataclasses.fields(Trace) if field.name in ("overview", "merged", "hta")]
+    own = [field for field in dataclasses.fields(Trace) if field.name in ("overview", "timeline", "merged", "hta")]
     fields = [*dataclasses.fields(TraceFlags), *own]
     assert listed == {f"--{f.name.replace('_', '-')}": describe_default(f.default) for f in fields}
 
