@@ -8,9 +8,10 @@ What the split does not cover: the way of choosing was itself picked with these 
 (losses, temperatures, weights of tables, other laws, a threshold below which cost does not grow, costs shrunk towards
 those of a table's other series). Their leave-one-out results ran from 1.9 to 3.7 % in the median of all rows and from
 10.4 to 17.3 % below 0.85, and none met both bars. With the way of choosing itself picked on the other tables (a second
-leave-one-out inside the first) it is 2.5 / 8.5 % for all rows, 11.3 / 33.2 % below 0.85 and 4.1 / 19.5 % far away. The
-node size, the kinds of rows and their limits were set once. So the figures are somewhat better than those of tables
-kept aside would be.
+leave-one-out inside the first) it was 2.5 / 8.5 % for all rows, 11.3 / 33.2 % below 0.85 and 4.1 / 19.5 % far away. The
+node size, the kinds of rows and their limits were set once, and so was the half of the weight that the tree gets where
+a node is left: the 12 such rows here would choose less, and 185 rows of public tables that are not scored here more.
+So the figures are somewhat better than those of tables kept aside would be.
 
 Rows below 0.85 are picked by their outcome. An interval that holds 80 % of all rows with equal tails holds fewer of
 these; so 6 % may lie beyond the end of bad scaling and 14 % beyond the other.
@@ -96,8 +97,11 @@ class Scored:
     @property
     def features(self) -> list[float]:
         """Every law, the doublings, and whether a node is left."""
+        leaves_node = max(self.known) <= NODE_SIZE < self.ranks
         laws = [LAWS[name](self.known, self.ranks) for name in ("linear", "ring", "tree")]
-        return [*laws, self.doublings, float(max(self.known) <= NODE_SIZE < self.ranks)]
+        if leaves_node:
+            laws = [(1 - Tuning().node_tree) * law + Tuning().node_tree * laws[-1] for law in laws]
+        return [*laws, self.doublings, float(leaves_node)]
 
 
 def main() -> int:
@@ -123,7 +127,7 @@ def main() -> int:
         f" 90th percentile {np.quantile(with_doubted, 0.9):.1%} (not barred)"
     )
     for num_known in (3, 4):
-        print_more(directory, num_known)
+        print_more(directory, num_known, chosen)
     print(f"\nmissed: {'; '.join(failed) or 'nothing'}")
     print(
         f"predict_tables: median error {np.median(ours):.1%}, 90th percentile {np.quantile(ours, 0.9):.1%}"
@@ -166,15 +170,16 @@ def print_coverage(rows: list[Scored], chosen: dict[str, Tuning]) -> list[str]:
     return failed
 
 
-def print_more(directory: Path, num_known: int) -> None:
-    """The same from more sizes, where laws are weighed by how well they say the known ones."""
-    rows = [row for row in collect(directory, num_known) if not row.is_doubted]
-    chosen = {table: choose([row for row in rows if row.table != table]) for table in {row.table for row in rows}}
+def print_more(directory: Path, num_known: int, chosen: dict[str, Tuning]) -> None:
+    """The same from more sizes, where laws are weighed by how well they say the known ones; parameters stay."""
+    rows = [row for row in collect(directory, num_known) if not row.is_doubted and row.table in chosen]
     errors = [miss(row, chosen[row.table]) for row in rows]
-    share = np.mean([holds(row, chosen[row.table]) for row in rows])
+    inside = np.array([holds(row, chosen[row.table]) for row in rows])
+    is_low = np.array([1 / row.stretch < 0.85 for row in rows])
     print(
         f"from {num_known} sizes: {len(rows)} rows, median {np.median(errors):.1%},"
-        f" 90th percentile {np.quantile(errors, 0.9):.1%}, intervals hold {share:.0%}"
+        f" 90th percentile {np.quantile(errors, 0.9):.1%}, intervals hold {inside.mean():.0%}"
+        f" ({inside[is_low].mean():.0%} of {is_low.sum()} below 0.85)"
     )
 
 

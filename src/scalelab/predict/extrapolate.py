@@ -6,11 +6,14 @@ Every law predicts each known size from the others (leave-one-out), and its weig
 
 With two sizes nothing can be left out and the prior decides: 0.41 linear, 0.37 ring, 0.22 tree. A creep per doubling is
 added for what grows with every job and does not show on two ranks: stragglers, slower links, shared input. The first
-size that leaves a node of eight, the usual one, is another regime: it costs a step of its own.
+size that leaves a node of eight, the usual one, is another regime: it costs a step of its own, and half of the weight
+goes to the tree, since sizes inside a node say little of rounds between nodes.
 
     s(n) = Σ w · law(n) · (1 + creep · log₂(n / n_last)) · (1 + step, from n_last ≤ 8 to n > 8)
 
-The scale of ln s(n) grows with the distance and with what scaling has cost so far. How many scales an 80 % interval
+The scale of ln s(n) grows with the distance, with what scaling has cost so far, and from three sizes on with how far
+the laws are off where they say each known size from the others; where a node is left, by the spread of that mixture of
+two. How many scales an 80 % interval
 reaches is calibrated by conformal prediction (Vovk, Gammerman & Shafer, "Algorithmic Learning in a Random World",
 2005) over public tables of data-parallel training, apart for three kinds of rows: far away, after costly scaling, and
 the rest. Each end has a reach of its own, since jobs often scale much worse than their first sizes say and seldom much
@@ -105,6 +108,8 @@ class Tuning:
     """Stretch that every doubling beyond the last size adds."""
     node_step: float = 0.02
     """Stretch that leaving a node adds."""
+    node_tree: float = 0.5
+    """The share of all weight that the tree gets where a node is left: as much as all other evidence."""
     base_scale: float = 0.002
     distance_scale: float = 0.012
     """Per doubling."""
@@ -160,11 +165,13 @@ def predict_stretch(
     last = max(known)
     doublings = abs(math.log2(ranks / min(known, key=lambda size: abs(math.log(size / ranks)))))
     value = sum(weight * LAWS[name](known, ranks) for name, weight in weights.items() if weight)
+    scale = find_scale(known, doublings, tuning)
+    if last <= NODE_SIZE < ranks:
+        tree = follow_tree(known, ranks)
+        scale = math.hypot(scale, math.sqrt(tuning.node_tree * (1 - tuning.node_tree)) * math.log(tree / value))
+        value = ((1 - tuning.node_tree) * value + tuning.node_tree * tree) * (1 + tuning.node_step)
     if ranks > last:
         value *= 1 + tuning.creep * doublings
-    if last <= NODE_SIZE < ranks:
-        value *= 1 + tuning.node_step
-    scale = find_scale(known, doublings, tuning)
     below, above = (reach * scale for reach in tuning.reaches[find_kind(known, doublings)])
     return Prediction(value=value, low=value * math.exp(-below), high=value * math.exp(above))
 
@@ -172,22 +179,30 @@ def predict_stretch(
 def weigh_laws(known: Mapping[int, float], tuning: Tuning = DEFAULT) -> dict[str, float]:
     """The weight of every law, by how well it says each size from the others; the smallest is always known."""
     weights = {name: tuning.priors.get(name, 0.0) for name in LAWS}
-    inner = sorted(known)[1:]
-    if len(inner) > 1:
-        for name, law in LAWS.items():
-            misses = []
-            for left_out in inner:
-                rest = {size: value for size, value in known.items() if size != left_out}
-                misses.append(abs(math.log(law(rest, left_out) / known[left_out])))
-            weights[name] *= math.exp(-sum(misses) / len(misses) / FORGIVENESS)
+    for name, misses in find_misses(known).items():
+        weights[name] *= math.exp(-misses / FORGIVENESS)
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def find_misses(known: Mapping[int, float]) -> dict[str, float]:
+    """By law, the mean |ln(said / known)| over sizes said from the others; empty: there are two sizes."""
+    inner = sorted(known)[1:]
+    if len(inner) < 2:
+        return {}
+    rests = {left_out: {size: value for size, value in known.items() if size != left_out} for left_out in inner}
+    return {
+        name: sum(abs(math.log(law(rest, size) / known[size])) for size, rest in rests.items()) / len(rests)
+        for name, law in LAWS.items()
+    }
 
 
 def find_scale(known: Mapping[int, float], doublings: float, tuning: Tuning = DEFAULT) -> float:
     """The scale of ln s so many doublings away from what is known."""
     excess = find_excess(known) * math.sqrt(doublings)
-    return math.hypot(tuning.base_scale, tuning.distance_scale * doublings, tuning.excess_scale * excess)
+    weights = weigh_laws(known, tuning)
+    misfit = sum(weights[name] * misses for name, misses in find_misses(known).items()) * math.sqrt(doublings)
+    return math.hypot(tuning.base_scale, tuning.distance_scale * doublings, tuning.excess_scale * excess, misfit)
 
 
 def find_excess(known: Mapping[int, float]) -> float:
