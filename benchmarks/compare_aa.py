@@ -10,11 +10,17 @@ that were asked for. Separate runs that are all unresolved meet their bar withou
 are printed.
 
     python benchmarks/compare_aa.py --comparisons 20
+
+In parts: with --results FILE every verdict is appended to FILE at once, and a later call continues from it.
+
+    python benchmarks/compare_aa.py --results aa.jsonl --comparisons 5
+    python benchmarks/compare_aa.py --results aa.jsonl --comparisons 20
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -94,11 +100,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--results", type=Path)
     wanted = parser.parse_args()
     num, began = wanted.comparisons, time.perf_counter()
     launcher = KeptLauncher()
     with tempfile.TemporaryDirectory() as place:
-        equal, planted = compare_all(Path(place), num, wanted.rounds, launcher)
+        pairs = compare_all(Path(place), num, wanted.rounds, launcher, wanted.results)
+    equal, planted = ([pair[kind] for pair in pairs] for kind in (0, 1))
     launcher.end()
     wrong = sum(verdict in DIFFERENT for verdict in equal)
     found = sum(verdict == Verdict.SLOWER for verdict in planted)
@@ -113,26 +121,33 @@ def main() -> int:
     return 0 if wrong <= int(MOST_WRONG * num) and found >= int(FEWEST_FOUND * num) else 1
 
 
-def compare_all(place: Path, num: int, rounds: int, launcher: KeptLauncher) -> tuple[list[str], list[str]]:
-    """The verdicts on equal runs and on the planted slowdown; the two kinds alternate."""
+def compare_all(
+    place: Path, num: int, rounds: int, launcher: KeptLauncher, results: Path | None
+) -> list[tuple[str, str]]:
+    """The verdicts on equal runs and on the planted slowdown, in turns; those that the file has are not measured."""
+    lines = results.read_text().splitlines() if results and results.exists() else []
+    pairs: list[tuple[str, str]] = [(equal, planted) for equal, planted in map(json.loads, lines)][:num]
+    if len(pairs) == num:
+        return pairs
     files = []
     for factor in (1.0, SLOWER):
         folder = place / f"{factor:g}"
         folder.mkdir()
         files.append(folder / "sleeper.py")
         files[-1].write_text(WORKLOAD.format(seconds=SECONDS * factor))
-    equal, planted = [], []
     before, _ = measure(make_study(files[0], rounds), place, launcher)
     slow = start_run(make_study(files[1], rounds), place, ["compare_aa"])
-    for number in range(num):
+    while len(pairs) < num:
         after, _ = measure(make_study(files[0], rounds), place, launcher)
-        equal.append(read_verdict(compare_runs(read_side(before), read_side(after))))
-        pair = make_interleaved([before, slow], runs_dir=place)
-        _, document = measure(pair, place, launcher)
-        planted.append(read_verdict(document))
-        print(f"{number + 1}: {equal[-1]}, {planted[-1]}", file=sys.stderr, flush=True)
+        equal = read_verdict(compare_runs(read_side(before), read_side(after)))
+        _, document = measure(make_interleaved([before, slow], runs_dir=place), place, launcher)
+        pairs.append((equal, read_verdict(document)))
+        print(f"{len(pairs)}: {', '.join(pairs[-1])}", file=sys.stderr, flush=True)
+        if results:
+            with results.open("a") as file:
+                file.write(json.dumps(pairs[-1]) + "\n")
         before = after
-    return equal, planted
+    return pairs
 
 
 if __name__ == "__main__":

@@ -123,9 +123,25 @@ def test_intervals_widen_with_every_doubling_by_what_the_tuning_says():
         scale = math.sqrt(0.002**2 + (0.012 * doublings) ** 2 + (0.43 * excess * math.sqrt(doublings)) ** 2)
         assert find_scale(known, doublings) == pytest.approx(scale)
         better = {1: 1.65, 2: 1.65, 4: 1.25}[doublings] * scale
-        found = predict_stretch(known, 2 * 2**doublings, {"linear": 1.0})
+        stays = Tuning(node_tree=0.0)
+        found = predict_stretch(known, 2 * 2**doublings, {"linear": 1.0}, stays)
         assert math.log(found.high / found.value) == pytest.approx(4.9 * scale)
         assert math.log(found.value / found.low) == pytest.approx(better)
+
+
+def test_leaving_a_node_gives_half_the_weight_to_the_tree_and_its_spread_to_the_interval():
+    known = {1: 1.0, 2: 1.1}
+    inside, beyond = (predict_stretch(known, ranks, {"linear": 1.0}) for ranks in (8, 16))
+    assert inside.value == pytest.approx(1.1 * (1 + 2 * 0.007))
+    assert beyond.value == pytest.approx((1.1 + 1.4) / 2 * 1.02 * (1 + 3 * 0.007))
+    scale = math.hypot(find_scale(known, 3.0), math.log(1.4 / 1.1) / 2)
+    assert math.log(beyond.high / beyond.value) == pytest.approx(4.9 * scale)
+
+
+def test_from_three_sizes_on_what_the_laws_missed_widens_the_interval():
+    smooth, rough = {1: 1.0, 2: 1.1, 4: 1.1}, {1: 1.0, 2: 1.4, 4: 1.1}
+    assert find_excess(smooth) == find_excess(rough)
+    assert find_scale(rough, 1.0) > 2 * find_scale(smooth, 1.0)
 
 
 def test_a_size_is_near_costly_or_far():

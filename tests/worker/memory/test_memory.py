@@ -134,10 +134,11 @@ SMALL_TRANSFORMER = {"d_model": 32, "features": 32, "feedforward": 64, "encoder_
         {"workload": "gpt2", "options": {}, "dtype": "bfloat16", "shape": StepShape(autocast=True)},
         {"workload": "transformer", "options": SMALL_TRANSFORMER | {"samples": 64}},
         {"dtype": "bfloat16"},
+        {"workload": "lenet", "options": {}},
         {"optimization": Optimization(optimizer="sgd")},
         {"strategy": "ddp", "spreading": Spreading(gradient_as_bucket_view=True)},
     ],
-    ids=["gpt2", "accumulated", "checkpointed", "autocast", "transformer", "bfloat16", "sgd", "bucket-view"],
+    ids=["gpt2", "accumulated", "checkpointed", "autocast", "transformer", "bfloat16", "lenet", "sgd", "bucket-view"],
 )
 def test_the_forecast_follows_the_shape_of_the_step(
     fields: dict[str, Any], launcher: LocalLauncher, tmp_path: Path

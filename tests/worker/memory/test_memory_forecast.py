@@ -6,6 +6,7 @@ import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -17,15 +18,14 @@ from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Trial
+from scalelab.worker.memory import scratchpads
 from scalelab.worker.memory.forecast import (
     convert_by_replacing,
     forecast_memory,
-    has_kernels,
     list_units,
-    measure_scratchpad,
-    shorten_operand,
     stay_fake,
 )
+from scalelab.worker.memory.scratchpads import has_kernels, measure_call, measure_scratchpad, shorten_operand
 from tests.worker.trials import make_trial
 
 
@@ -193,3 +193,12 @@ def test_converting_keeps_what_is_shared_shared() -> None:
 def test_units_are_the_blocks_and_first_what_is_in_none() -> None:
     model = nn.ModuleDict({"head": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(3, 3), nn.Linear(4, 4)])})
     assert [sum(p.numel() for p in unit) for unit in list_units(model)] == [6, 12, 20]
+
+
+def test_a_convolution_of_a_large_batch_takes_what_two_small_ones_say() -> None:
+    image, weight = torch.ones(64, 3, 16, 16), torch.ones(8, 3, 5, 5)
+    rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    convolve = torch.ops.aten.convolution.default
+    whole = measure_call(convolve, (image, weight, *rest), 1)
+    with patch.object(scratchpads, "MOST_CONVOLVED", image.nbytes // 8):
+        assert measure_call(convolve, (image, weight, *rest), 1) == pytest.approx(whole, rel=0.02)

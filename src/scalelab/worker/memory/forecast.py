@@ -10,20 +10,16 @@ Batches are taken outside the fake mode, so that a DataLoader can shuffle; what 
 wants to swap the contents of parameters, which torch refuses to fake ones that anything refers to weakly, so within a
 forecast it puts new parameters in their place.
 
-On a processor with bfloat16 kernels torch hands matrix products of that type to oneDNN, which takes a scratchpad from
-torch's allocator while it runs. Its size follows from oneDNN's blocking: the processor, the caches, the threads and the
-layout of the matrices. There is no formula to copy and torch does not expose the query, so every distinct product is
-run once, for real, on matrices of at most 2048 rows and columns (8 MB in bfloat16); blocks hardly grow beyond that.
+What kernels take while they run is measured on real operands (`scratchpads.py`).
 
 On an accelerator the optimizer goes over all parameters at once (`foreach`), as torch's default there does.
-What is not in it: what other kernels need while they run (oneDNN's and cuDNN's convolutions), torch.compile's fusions,
+What is not in it: what other kernels need while they run (cuDNN's convolutions), torch.compile's fusions,
 the memory of a gradient hook, the caching allocator's rounding beyond 512 bytes and its fragmentation, CUDA's context.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import traceback
 import warnings
 import weakref
@@ -42,7 +38,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -64,7 +59,8 @@ from scalelab.records.settings import Perturbation, Spreading
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device
-from scalelab.worker.memory.recording import StorageMap, make_report, read_event_tree, take_marked_steps
+from scalelab.worker.memory.recording import StorageMap, make_report, take_marked_steps
+from scalelab.worker.memory.scratchpads import describe_call, measure_call
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.blocks import find_blocks
@@ -73,21 +69,9 @@ from scalelab.workloads.workload import Workload
 
 END = object()
 """Instead of a batch: the end of the data."""
-PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.baddbmm.default,
-}
-"""The operators that torch may hand to oneDNN's matrix product."""
-MOST_MEASURED = (64, 2048, 2048)
-"""Batch, rows and columns up to which a product is run to see its scratchpad."""
 SCRATCHPAD = 0
 """The address of a scratchpad: no storage has it, and only one is alive at a time."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-
-Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides and type of a matrix."""
 
 
 def forecast_memory(trial: Trial, report: RankReport) -> RankReport:
@@ -189,39 +173,6 @@ def list_units(model: nn.Module) -> list[list[nn.Parameter]]:
     return [[parameter for parameter in model.parameters() if id(parameter) not in inside], *blocks]
 
 
-def has_kernels(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of this type on this processor: the question that torch's dispatch asks."""
-    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
-        return False
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-def shorten_operand(tensor: torch.Tensor) -> Operand:
-    """Its layout, or that of a smaller one with its dimensions in the same order."""
-    short = tensor[tuple(slice(most) for most in MOST_MEASURED[3 - tensor.dim() :])]
-    strides = tensor.stride() if short.shape == tensor.shape else torch.empty_like(short).stride()
-    return tuple(short.shape), strides, tensor.dtype
-
-
-def measure_scratchpad(func: Any, operands: Iterable[Operand], num_threads: int) -> int:
-    """What an operator takes beyond its result while it runs, on real operands and as many threads as a rank has."""
-    before = torch.get_num_threads()
-    with _disable_current_modes():
-        real = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in operands]
-        torch.set_num_threads(num_threads)
-        try:
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                kept = func(*real)  # not released before the profile ends
-        finally:
-            torch.set_num_threads(before)
-    del kept
-    events, _ = read_event_tree(profiler.profiler.kineto_results.experimental_event_tree())
-    alive = list(itertools.accumulate((event.num_bytes for event in events), initial=0))
-    return max(alive) - alive[-1]
-
-
 class Recorder(TorchDispatchMode):
     """Writes down when storages are made and released in two steps of a fake training."""
 
@@ -254,14 +205,14 @@ class Recorder(TorchDispatchMode):
         for result in tree_leaves(results):
             if isinstance(result, torch.Tensor) and result.device.type == self._device.type:
                 self._see(result.untyped_storage())
-        if func in PRODUCTS and not self._kind.is_accelerator and has_kernels(args[0].dtype):
-            self._see_scratchpad(func, tuple(shorten_operand(operand) for operand in args))
+        if not self._kind.is_accelerator and (key := describe_call(func, args)):
+            self._see_scratchpad(key, lambda: measure_call(func, args, self._num_threads))
         return results
 
-    def _see_scratchpad(self, func: Any, operands: tuple[Operand, ...]) -> None:
-        if (func, operands) not in self._scratchpads:
-            self._scratchpads[func, operands] = measure_scratchpad(func, operands, self._num_threads)
-        size = self._scratchpads[func, operands]
+    def _see_scratchpad(self, key: tuple[Any, ...], measure: Callable[[], int]) -> None:
+        if key not in self._scratchpads:
+            self._scratchpads[key] = measure()
+        size = self._scratchpads[key]
         if size:
             self._add(size, SCRATCHPAD)
             self._add(-size, SCRATCHPAD)
