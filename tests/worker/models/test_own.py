@@ -86,6 +86,17 @@ def test_a_criterion_and_a_batch_with_names_say_what_to_write() -> None:
     )
 
 
+def test_a_criterion_and_scores_of_every_token_say_what_to_write() -> None:
+    model, batch = nn.Linear(4, 7), (torch.randn(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64))
+    with pytest.raises(UsageError) as caught:
+        as_loss(functional.cross_entropy)(model, batch)
+    assert str(caught.value) == (
+        "the loss takes classes second, and the model's output is (2, 5, 7) for targets (2, 5): return lambda model,"
+        " batch: cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten()) as the loss"
+    )
+    assert functional.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten()).isfinite()
+
+
 @pytest.mark.ranks
 def test_parameters_used_in_some_steps_are_named_and_the_flag_trains_them(
     launcher: LocalLauncher, tmp_path: Path

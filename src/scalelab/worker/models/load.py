@@ -201,10 +201,31 @@ def as_loss(loss: Loss | nn.Module | None) -> Loss:
     def loss_of_pair(model: nn.Module, batch: Any) -> torch.Tensor:
         if isinstance(batch, Mapping):
             raise UsageError(explain_named_batch(loss, list(batch)))
-        result: torch.Tensor = criterion(model(batch[0]), batch[1])
+        output = model(batch[0])
+        try:
+            result: torch.Tensor = criterion(output, batch[1])
+        except (RuntimeError, ValueError) as error:
+            if has_classes_last(output, batch[1]):
+                raise UsageError(explain_tokens(loss, output.shape, batch[1].shape)) from error
+            raise
         return result
 
     return loss_of_pair
+
+
+def has_classes_last(output: Any, target: Any) -> bool:
+    """Whether an output has scores of classes for every token: torch's criteria expect the classes second."""
+    is_pair = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    return is_pair and target.ndim > 1 and output.shape[:-1] == target.shape and not target.is_floating_point()
+
+
+def explain_tokens(criterion: Any, output: Sequence[int], target: Sequence[int]) -> str:
+    """What to write where a criterion meets an output of every token."""
+    name = getattr(criterion, "__name__", "criterion")
+    return (
+        f"the loss takes classes second, and the model's output is {tuple(output)} for targets {tuple(target)}: return"
+        f" lambda model, batch: {name}(model(batch[0]).flatten(0, -2), batch[1].flatten()) as the loss"
+    )
 
 
 def explain_named_batch(criterion: Any, keys: Sequence[Any]) -> str:
