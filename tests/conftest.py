@@ -28,6 +28,8 @@ settings.load_profile("busy")
 # Threads of torch that wait for each other would spin, which takes the core from the one that they wait for as soon as
 # there are more tests at work than cores. It is read when torch is loaded, here and in every process that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch.compile would start a process for its compilers, which loads torch once more: longer than a small model takes.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF")
 """Those of pytest, of torch, which sets one with the first optimizer of a process, and of polars, when imported."""

@@ -161,7 +161,7 @@ def test_a_delay_on_a_rank_that_is_not_there_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize(("strategy", "num_ranks"), [("single", 1), ("ddp", 2), ("fsdp2", 2)])
+@pytest.mark.parametrize(("strategy", "num_ranks"), [("ddp", 2), ("fsdp2", 2)])
 def test_a_compiled_model_trains_as_the_plain_one(
     strategy: str, num_ranks: int, launcher: LocalLauncher, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import shutil
@@ -183,6 +184,7 @@ def read_default(one: dataclasses.Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
+@functools.cache
 def read_hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
@@ -266,11 +268,17 @@ def read_field_texts(kind: type[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if dataclasses.is_dataclass(one):
-            found |= dict(_read_own_texts(one))
+            found |= _read_own_texts(one)
     return found
 
 
-def _read_own_texts(kind: type[Any]) -> Iterator[tuple[str, str]]:
+@functools.cache
+def _read_own_texts(kind: type[Any]) -> dict[str, str]:
+    """Read once: Python parses the whole module to find a class, and most classes are part of every study."""
+    return dict(_find_own_texts(kind))
+
+
+def _find_own_texts(kind: type[Any]) -> Iterator[tuple[str, str]]:
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # a class that was made while the program runs

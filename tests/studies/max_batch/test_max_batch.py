@@ -252,7 +252,7 @@ class Lasting:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp-full", 2)])
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp-full", 2)])
 def test_real_ranks_agree_on_a_batch_that_ran(
     launcher: LocalLauncher, tmp_path: Path, strategy: Any, ranks: int
 ) -> None:

@@ -102,8 +102,13 @@ def check_sync_batch_norm(rank: int, num_ranks: int, _: str) -> None:
     torch.testing.assert_close(spread.module.eval()(x), whole.eval()(x), rtol=0, atol=1e-10)
 
 
-def check_held_gradients(rank: int, num_ranks: int, strategy: str) -> None:
+def check_held_gradients(rank: int, num_ranks: int, _: str) -> None:
     """Two passes without exchange and one with it exchange the sum of all three, and only then."""
+    for strategy in SPREAD:
+        compare_held_gradients(rank, num_ranks, strategy)
+
+
+def compare_held_gradients(rank: int, num_ranks: int, strategy: str) -> None:
     trial = make_trial(strategy=strategy, num_ranks=num_ranks)
     x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(rank))
 
@@ -122,34 +127,39 @@ def check_held_gradients(rank: int, num_ranks: int, strategy: str) -> None:
         return read_parameters(model)
 
     for held, whole in zip(train_once(True), train_once(False), strict=True):
-        torch.testing.assert_close(held, whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(held, whole, rtol=1e-5, atol=1e-5, msg=lambda text: f"{strategy}: {text}")
         everyone = [torch.empty_like(held) for _ in range(num_ranks)]
         dist.all_gather(everyone, held)
-        assert all(torch.equal(everyone[0], other) for other in everyone), "the ranks drifted apart"
+        assert all(torch.equal(everyone[0], other) for other in everyone), f"{strategy}: the ranks drifted apart"
 
 
-def check_exchange_is_held(rank: int, num_ranks: int, strategy: str) -> None:
+def check_exchange_is_held(rank: int, num_ranks: int, _: str) -> None:
     """Without the exchange every rank has gradients of its own; a compiled model is looked through."""
-    torch.manual_seed(0)
-    model = load_strategy(strategy)(
-        nn.Sequential(nn.Linear(4, 4)), CPU, make_trial(strategy=strategy, num_ranks=num_ranks)
-    )
-    wrapped: Any = torch.compile(model, backend="eager")
-    assert can_update_without_sync(wrapped) == (strategy in ("ddp", "fsdp-none", "zero1"))
-    with without_sync(wrapped):
-        if isinstance(model, FSDPModule):
-            state = model._get_fsdp_state()._fsdp_param_group
-            assert state is None or not state.reduce_grads
-        else:
-            assert not getattr(model, "require_backward_grad_sync", getattr(model, "_sync_gradients", True))
+    for strategy in SPREAD:
+        trial = make_trial(strategy=strategy, num_ranks=num_ranks)
+        model = load_strategy(strategy)(nn.Sequential(nn.Linear(4, 4)), CPU, trial)
+        wrapped: Any = torch.compile(model, backend="eager")
+        assert can_update_without_sync(wrapped) == (strategy in ("ddp", "fsdp-none", "zero1")), strategy
+        with without_sync(wrapped):
+            if isinstance(model, FSDPModule):
+                state = model._get_fsdp_state()._fsdp_param_group
+                assert state is None or not state.reduce_grads, strategy
+            else:
+                is_held = not getattr(model, "require_backward_grad_sync", getattr(model, "_sync_gradients", True))
+                assert is_held, strategy
 
 
-def check_hook_state(rank: int, num_ranks: int, hook: str) -> None:
+def check_hook_state(rank: int, num_ranks: int, _: str) -> None:
+    for hook in ("none", "fp16", "powersgd"):
+        find_state(rank, num_ranks, hook)
+
+
+def find_state(rank: int, num_ranks: int, hook: str) -> None:
     settings = {"powersgd_rank": 2, "powersgd_start": 3} if hook == "powersgd" else {}
     spreading = Spreading(gradient_hook=hook, **settings)  # type: ignore[arg-type]
     training = build_training(make_trial(num_ranks=num_ranks, spreading=spreading), rank, CPU)
     state = find_hook_state(training.model)
-    assert (state is not None) == (hook == "powersgd")
+    assert (state is not None) == (hook == "powersgd"), hook
     if state is not None:
         for _ in range(5):
             take_step(training, mark_nothing)

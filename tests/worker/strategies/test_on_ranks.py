@@ -10,7 +10,7 @@ from torch import nn
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu, apply_sync_batch_norm
-from tests.worker.strategies.cases import CASES, SPREAD, run_check
+from tests.worker.strategies.cases import CASES, run_check
 
 
 @pytest.mark.ranks
@@ -20,23 +20,11 @@ def test_sharded_strategies_end_with_the_parameters_of_ddp(launcher: LocalLaunch
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("strategy", SPREAD)
-def test_gradients_held_back_are_exchanged_with_the_last_pass(
-    launcher: LocalLauncher, tmp_path: Path, strategy: str
+@pytest.mark.parametrize("check", ["held_gradients", "exchange_is_held", "hook_state"])
+def test_every_strategy_holds_gradients_back_compiled_or_not_and_hooks_are_found(
+    launcher: LocalLauncher, tmp_path: Path, check: str
 ) -> None:
-    run_check(launcher, tmp_path, "held_gradients", strategy)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("strategy", SPREAD)
-def test_a_compiled_model_holds_its_gradients_too(launcher: LocalLauncher, tmp_path: Path, strategy: str) -> None:
-    run_check(launcher, tmp_path, "exchange_is_held", strategy)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("hook", ["none", "fp16", "powersgd"])
-def test_what_a_gradient_hook_remembers_can_be_found(launcher: LocalLauncher, tmp_path: Path, hook: str) -> None:
-    run_check(launcher, tmp_path, "hook_state", hook)
+    run_check(launcher, tmp_path, check)
 
 
 @pytest.mark.ranks
