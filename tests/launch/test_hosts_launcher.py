@@ -108,16 +108,6 @@ def test_no_message_crosses_a_link_faster_than_its_rate(hosts: HostsLauncher, tm
 
 
 @pytest.mark.ranks
-@needs_hosts
-def test_a_killed_rank_is_a_crash_that_names_it_and_keeps_the_samples(hosts: HostsLauncher, tmp_path: Path) -> None:
-    spec = write_step_workload(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", rank=1, step=4)
-    result = launch(hosts, make_spread(workload=spec), tmp_path / "t")
-    assert result.status is Status.CRASHED
-    assert "rank 1 on host1 was killed by SIGKILL" in result.reason
-    assert {s.step for s in result.samples if s.rank == 1} == {0, 1}
-
-
-@pytest.mark.ranks
 @pytest.mark.slow
 @needs_hosts
 def test_a_rank_that_hangs_times_out_with_its_stack_in_the_log(hosts: HostsLauncher, tmp_path: Path) -> None:

@@ -24,12 +24,9 @@ __all__ = ["cache_directory"]
 CLOSE = 0.05
 SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("zero1", 2, {}),
-    ("zero1", 4, {}),
-    ("hsdp", 2, {}),
     ("hsdp", 4, {}),
     ("tp", 2, {}),
     ("tp", 4, {"mesh": "fsdp=2,tp=2"}),
-    ("tp", 4, {"mesh": "dp=2,tp=2"}),
     ("pp", 2, {"pipeline_schedule": "interleaved"}),
     ("pp", 4, {"mesh": "pp=2,tp=2"}),
 ]

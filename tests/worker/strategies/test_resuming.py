@@ -26,8 +26,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"strategy": "single", "num_ranks": 1},
     {"strategy": "tp", "num_ranks": 4, "spreading": Spreading(mesh="fsdp=2,tp=2")},
     {"strategy": "pp", "num_ranks": 2, "spreading": Spreading(pipeline_schedule="interleaved")},
-    {"strategy": "zero1", "num_ranks": 2},
-    {"strategy": "tp", "num_ranks": 2, "shape": StepShape(micro_batch=2)},
+    {"strategy": "zero1", "num_ranks": 2, "shape": StepShape(micro_batch=1)},
     {"strategy": "pp", "num_ranks": 4, "spreading": Spreading(mesh="pp=2,fsdp=2")},
 ]
 
