@@ -159,9 +159,9 @@ def list_flags(kind: type[Any], group: str = "", default: Any = None) -> list[Fl
     """The flags of a dataclass and of the records in it, in the order of the fields; its own come first."""
     own: list[Flag] = []
     nested: list[Flag] = []
-    texts = read_field_texts(kind)
+    texts, hints = read_field_texts(kind), read_hints(kind)
     for one in dataclasses.fields(kind):
-        hint, marks = split_hint(read_hints(kind)[one.name])
+        hint, marks = split_hint(hints[one.name])
         value = getattr(default, one.name) if default is not None else read_default(one)
         if tyro.conf.Suppress in marks:
             continue
@@ -184,7 +184,6 @@ def read_default(one: dataclasses.Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
-@functools.cache
 def read_hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
