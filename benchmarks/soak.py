@@ -24,33 +24,15 @@ from pathlib import Path
 import psutil
 
 STUDY = [
-    "run",
-    "strong-scaling",
-    "--workload",
-    "mlp",
-    "--dim",
-    "16",
-    "--depth",
-    "2",
-    "--global-batch-size",
-    "8",
-    "--steps",
-    "6",
-    "--no-control",
-    "--phase-steps",
-    "2",
-    "--comm-free-steps",
-    "2",
-    "--profile-steps",
-    "0",
-    "--ranks",
-    "1",
-    "2",
-    "--rounds",
-    "3",
+    *("run", "strong-scaling", "--workload", "mlp", "--dim", "16", "--depth", "2", "--global-batch-size", "8"),
+    *("--steps", "4", "--no-control", "--phase-steps", "2", "--comm-free-steps", "0", "--profile-steps", "0"),
+    *("--ranks", "1", "2", "--rounds", "2"),
 ]
 KILLS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-MOST_RESUMES = 20
+MOST_KILLS = 2
+"""Of one study; then it may finish. Loading torch after each is most of the time."""
+PATIENCE_SECONDS = 6.0
+"""The latest moment of a kill; a study takes about as long."""
 MOST_GROWTH = 1.05
 
 
@@ -75,22 +57,27 @@ class Soak:
         """A study to its end, through as many kills as it takes."""
         before: dict[Path, int] = {}
         command = self.start(*STUDY)
-        for attempt in range(1, MOST_RESUMES + 1):
-            is_done = self._disturb(command, patience=6.0 * attempt)
+        for num_kills in range(MOST_KILLS + 1):
+            is_done = self._disturb(command) if num_kills < MOST_KILLS else self._finish(command)
             before = self._compare(before)
             if is_done:
                 break
-            runs = sorted((self._place / "runs").iterdir()) if (self._place / "runs").is_dir() else []
-            unfinished = runs and len(list(runs[-1].glob("trials/*/result.json"))) < len(
-                list(runs[-1].glob("trials/*"))
-            )
-            command = self.start("resume", str(runs[-1])) if unfinished else self.start(*STUDY)
+            unfinished = [run for run in sorted((self._place / "runs").iterdir()) if has_more(run)]
+            command = self.start("resume", str(unfinished[-1])) if unfinished else self.start(*STUDY)
         self._look_for_leftovers()
 
-    def _disturb(self, command: subprocess.Popen[str], patience: float) -> bool:
+    def _finish(self, command: subprocess.Popen[str]) -> bool:
+        """Let it come to its end: a study that does not complete now has lost its trials."""
+        _, errors = command.communicate(timeout=300)
+        if command.returncode:
+            self.lost += 1
+            print(f"lost: exit code {command.returncode}: {errors.strip()[-200:]}", flush=True)
+        return True
+
+    def _disturb(self, command: subprocess.Popen[str]) -> bool:
         """Wait, kill, and see everything end; True: it had completed before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            command.communicate(timeout=self._rng.uniform(0.3, patience))
+            command.communicate(timeout=self._rng.uniform(0.3, PATIENCE_SECONDS))
             return command.returncode == 0
         family = psutil.Process(command.pid).children(recursive=True)
         servers = [one for one in family if "scalelab.worker.forkserver" in " ".join(read_command(one))]

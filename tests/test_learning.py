@@ -43,6 +43,7 @@ def test_a_tiny_language_model_knows_more_of_a_text_than_how_often_its_letters_c
     made = answer("data", "tokenize", "pages.txt", "--out", "shards", "--test-share", "0.1", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     job = ["--workload", "gpt2", "--data", "tokens", "--data-path", "shards", "--vocabulary", "256", "--dropout", "0"]
+    job += ["--sequence", "32"]
     done = answer(
         "train", *job, "--global-batch-size", "16", "--steps", "120", "--lr", "1e-3", *WARM, *ONE_CORE, cwd=tmp_path
     )
