@@ -103,10 +103,10 @@ class Soak:
         return now
 
     def _look_for_leftovers(self) -> None:
-        """The next start cleans up after a SIGKILL, so one clean start comes first."""
+        """The next start cleans up after a SIGKILL, so one clean start comes first; torch's own cache stays."""
         self.start("list").communicate(timeout=60)
         for file in self.temporary.iterdir():
-            if file.name != f"scalelab-{os.getuid()}":
+            if file.name != f"scalelab-{os.getuid()}" and not file.name.startswith("torchinductor_"):
                 self.left += 1
                 print(f"left: {file.name}", flush=True)
 

@@ -81,6 +81,19 @@ def test_resume_shows_what_a_sent_run_would_execute_and_needs_trust(sent: Path, 
     assert RunStore.open(sent).is_own
 
 
+def test_a_file_alone_and_programs_are_shown_too(sent: Path, tmp_path: Path) -> None:
+    for file in sent.glob("trials/*/trial.json"):
+        trial = json.loads(file.read_text())
+        file.write_text(json.dumps(trial | {"workload": str(tmp_path / "evil.py"), "mpiexec": "./started-by"}))
+    record = json.loads((sent / "run.json").read_text())
+    record["fields"]["sides"] = [{"python": "./interpreter", "fields": {"job": {"mpiexec": "./inner"}}}]
+    (sent / "run.json").write_text(json.dumps(record))
+    refused = answer("resume", sent, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert f"executes: ./inner, ./interpreter, ./started-by, {tmp_path / 'evil.py'}. If you" in refused.stderr
+    assert not (tmp_path / "executed").exists()
+
+
 def test_the_study_of_a_sent_run_is_never_imported(sent: Path, tmp_path: Path) -> None:
     record = json.loads((sent / "run.json").read_text())
     (sent / "run.json").write_text(json.dumps(record | {"study_class": f"{tmp_path / 'evil.py'}:Study"}))

@@ -145,6 +145,7 @@ HELP = "see scalelab run strong-scaling --help"
         ("S --iterations 5", f"unknown option --iterations. Did you mean --steps? {SEE}"),
         ("S --find-unused", f"unknown option --find-unused. Did you mean --find-unused-parameters? {SEE}"),
         ("S --batch-dimension 1", f"unknown option --batch-dimension. {SEE}"),
+        ("show last --run x", "unknown option --run. See scalelab show --help"),
         ("show last --jsn -", "unknown option --jsn. Did you mean --json? See scalelab show --help"),
     ],
 )

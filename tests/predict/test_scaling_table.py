@@ -5,6 +5,7 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
+from scalelab.predict.table_columns import find_direction
 
 
 @pytest.fixture
@@ -129,3 +130,19 @@ def test_times_of_a_batch_that_grows_are_not_those_of_one_job(tmp_path):
     assert found.series.stretch == pytest.approx({1: 1.0, 2: 1.04, 4: 1.06})
     (far,) = extrapolate(found.series, [32])
     assert 100 < found.series.restore(32, far.throughput.value) < 150
+
+
+@pytest.mark.parametrize(
+    ("values", "direction"),
+    [
+        ((1.0, 1.0, 1.21, 1.21), 1),
+        ((1.0, 1.0, 1.19, 1.19), 0),
+        ((1.0, 2.0, 1.5, 3.0), 1),  # each of two jobs by half
+        ((1.0, 2.0, 1.1, 3.0), 0),  # one of them by a tenth
+        ((1.21, 1.21, 1.0, 1.0), -1),
+        ((1.19, 1.19, 1.0, 1.0), 0),
+    ],
+)
+def test_a_column_grows_or_falls_by_a_fifth_or_not_at_all(values: tuple[float, ...], direction: int) -> None:
+    rows = [{"ranks": ranks, "value": str(value)} for ranks, value in zip("1144", values, strict=True)]
+    assert find_direction(rows, "ranks", "value") == direction

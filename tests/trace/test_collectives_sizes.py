@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scalelab.trace.collectives import (
     REQUESTS,
     MessageSize,
+    _count_elements,
     count_recorded_bytes,
     find_element_bytes,
     read_annotated_message,
@@ -115,3 +116,11 @@ def test_no_shape_whatever_raises(dims: Any, types: Any, operator: str) -> None:
 def test_text_that_is_no_json_is_no_shape(text: bytes) -> None:
     broken = Arguments(input_dims=msgspec.Raw(b'[[1, "'), input_types=msgspec.Raw(text))
     assert read_annotated_message("all_reduce", broken) == MessageSize()
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [([3, 4], 12), ([0, 4], 0), ([[2, 3], [0], [5]], 11), ([[2, 3], [-1]], None), ([True], None), ([], None)],
+)
+def test_an_empty_tensor_has_no_element_and_an_unknown_one_no_count(shape: Any, count: int | None) -> None:
+    assert _count_elements(shape) == count

@@ -177,6 +177,8 @@ def compare_again(compare: Compare, args: Sequence[str]) -> int:
     again = compare.again
     is_one = compare.b is None and again.takes_one_run
     sides = [open_run(compare.a, compare.runs_dir)] if is_one else open_sides(compare)
+    for side in sides:
+        check_origin(side, is_trusted=False)
     study = make_interleaved(
         sides,
         revisions=again.at,
@@ -184,8 +186,6 @@ def compare_again(compare: Compare, args: Sequence[str]) -> int:
         rounds=again.rounds,
         runs_dir=compare.runs_dir,
     )
-    for side in sides:
-        check_origin(side, is_trusted=False)
     launcher = SidedLauncher(study, plan_trials(study))
     launcher.check()
     store = start_run(study, compare.runs_dir, ["scalelab", "compare", *args])

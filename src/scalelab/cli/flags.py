@@ -277,7 +277,8 @@ def suggest_flag(unknown: str, names: Sequence[str]) -> str:
     meant = [name for name in names if plain in MEANT_FLAGS.get(name, ())]
     close = difflib.get_close_matches(plain, [flag(name).removeprefix("--") for name in names], n=1)
     found = [flag(name) for name in meant] or [f"--{name}" for name in close]
-    return f" Did you mean {found[0]}?" if found and unknown.startswith("--") else ""
+    is_new = bool(found) and found[0] != unknown  # a name without dashes, such as RUN, is no flag
+    return f" Did you mean {found[0]}?" if is_new and unknown.startswith("--") else ""
 
 
 def parse_flags(kind: type[T], args: Sequence[str], verb: str) -> T:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -36,6 +36,7 @@ from scalelab.runs.experiment import find_waiting
 from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.study import Study
+from scalelab.workloads.catalogue import BUILT_IN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +92,8 @@ def check_origin(store: RunStore, *, is_trusted: bool) -> None:
     if is_trusted:
         store.trust()
         return
-    code = sorted({name for trial in store.trials() for name in list_code(trial)} | {store.record.study_class or ""})
-    named = ", ".join(filter(None, code)) or "no file of its own"
+    code = {name for trial in store.trials() for name in list_code(trial)} | {*list_programs(store.record.fields)}
+    named = ", ".join(sorted(filter(None, {*code, store.record.study_class or ""}))) or "no file of its own"
     command = shlex.join(store.record.command) or "–"
     raise UsageError(
         f"{store.name} was not made here (it was copied, sent or made by another user). Measuring it again repeats:"
@@ -104,8 +105,20 @@ def list_code(trial: Trial) -> Iterator[str]:
     """The files that a trial executes."""
     if isinstance(trial.task, Script):
         yield trial.task.target
-    elif ":" in trial.workload:
+    elif trial.workload and trial.workload not in BUILT_IN:
         yield trial.workload
+    if trial.mpiexec:
+        yield trial.mpiexec
+
+
+def list_programs(fields: Any) -> Iterator[str]:
+    """The programs that the fields of a study name, however deep: mpiexec, and the interpreter of a side."""
+    if isinstance(fields, list | tuple):
+        for one in fields:
+            yield from list_programs(one)
+    elif isinstance(fields, dict):
+        yield from (str(fields[name]) for name in ("mpiexec", "python") if fields.get(name))
+        yield from list_programs(list(fields.values()))
 
 
 def open_launchers(store: RunStore, study: Study, resume: Resume) -> Launcher:
