@@ -2,7 +2,8 @@
 
 A mutant is one edit of one syntax node: a changed operator, comparison, number, sign or condition. It is never written:
 a child process imports the edited module in its place, then runs the tests that name the module, and ends at the first
-failure. A mutant that every test passes is a survivor, printed with its line; some are equivalent to the original.
+failure; if all of them pass, another runs the tests that name a module which imports it. A mutant that these pass too
+is a survivor, printed with its line; some are equivalent to the original.
 Modules, edits and their order follow the seed. `python benchmarks/mutate.py --seconds 600 --packages predict`.
 """
 
@@ -167,9 +168,21 @@ def find_tests(path: Path) -> list[str]:
     return [str(file) for file in named or own]
 
 
-def judge(mutant: Mutant, *, is_edited: bool = True) -> bool:
-    """Whether a test fails with the edit; a test that hangs has noticed it too."""
-    tests = find_tests(mutant.path)
+def find_wider_tests(path: Path) -> list[str]:
+    """The tests that import what imports the module."""
+    name = f"{name_module(path)} import"
+    users = {f"{name_module(file)} import" for file in SOURCE.rglob("*.py") if name in file.read_text()}
+    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any_of(users, file.read_text())]
+    return sorted({str(file) for file in found} - {*find_tests(path)})
+
+
+def any_of(words: set[str], text: str) -> bool:
+    return any(word in text for word in words)
+
+
+def judge(mutant: Mutant, tests: list[str], *, is_edited: bool = True) -> bool:
+    """Whether a test fails with the edit; a test that hangs has noticed it too, after twice the time of a sound one."""
+    seconds = TEST_SECONDS * (2 if is_edited else 1)
     pid = os.fork()
     if pid:
         return wait_for_tests(pid)
@@ -178,7 +191,7 @@ def judge(mutant: Mutant, *, is_edited: bool = True) -> bool:
         import pytest
 
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (TEST_SECONDS, TEST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
@@ -226,12 +239,14 @@ def main() -> int:
         if time.monotonic() > deadline:
             break
         if mutant.path not in sound:
-            sound[mutant.path] = not judge(mutant, is_edited=False)
+            sound[mutant.path] = not judge(mutant, find_tests(mutant.path), is_edited=False)
             if not sound[mutant.path]:
                 print(f"not judged: {mutant.place}: its tests fail without an edit", flush=True)
         if not sound[mutant.path]:
             continue
-        is_killed = judge(mutant)
+        is_killed = judge(mutant, find_tests(mutant.path))
+        if not is_killed and (wider := find_wider_tests(mutant.path)):
+            is_killed = not judge(mutant, wider, is_edited=False) and judge(mutant, wider)
         count = counts[mutant.path.relative_to(SOURCE / "scalelab").parts[0]]
         count[0] += is_killed
         count[1] += 1

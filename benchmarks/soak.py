@@ -151,15 +151,17 @@ def main() -> int:
         address = server.stdout.readline().split()[0].rstrip("/")
         ask(address, args.requests)
         sizes = []
-        for number in range(args.studies):
-            started = time.monotonic()
-            soak.run_study()
-            ask(address, args.requests)
-            sizes.append(psutil.Process(server.pid).memory_info().rss)
-            words = f"{soak.kills} kills, {soak.lost} lost, {soak.left} left, serve {sizes[-1] / 1e6:.0f} MB"
-            print(f"study {number + 1}: {time.monotonic() - started:.0f} s, {words}", flush=True)
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=30)
+        try:
+            for number in range(args.studies):
+                started = time.monotonic()
+                soak.run_study()
+                ask(address, args.requests)
+                sizes.append(psutil.Process(server.pid).memory_info().rss)
+                words = f"{soak.kills} kills, {soak.lost} lost, {soak.left} left, serve {sizes[-1] / 1e6:.0f} MB"
+                print(f"study {number + 1}: {time.monotonic() - started:.0f} s, {words}", flush=True)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=30)
     middle = sizes[len(sizes) // 2]
     growth = sizes[-1] / middle
     is_good = not soak.lost and not soak.left and growth <= MOST_GROWTH

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalelab.analysis.memory import MemoryAccount, MemoryEvent, PhaseMark, account_step
-from scalelab.analysis.memory_sharding import MemoryRecording, Sharding, UnitMark, shard_recording, shard_standing
-from scalelab.records.strategies import STRATEGIES
+from scalelab.analysis.memory_sharding import (
+    MemoryRecording,
+    Sharding,
+    UnitMark,
+    adapt_to_mesh,
+    shard_recording,
+    shard_standing,
+)
+from scalelab.records.mesh import Mesh
+from scalelab.records.strategies import ALL_PARTS, STRATEGIES, MemoryRules
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}
@@ -154,3 +164,15 @@ def test_accumulated_passes_reduce_once() -> None:
     )
     events, _ = shard_recording(MemoryRecording(recording.events, marks), sharding)
     assert events == shard_recording(recording, sharding)[0]
+
+
+def test_a_strategy_of_axes_keeps_only_the_rules_of_those_that_its_mesh_has() -> None:
+    ddp, tp = STRATEGIES["ddp"], STRATEGIES["tp"]
+    assert tp.memory is not None
+    assert adapt_to_mesh(ddp, Mesh(dp=2)) is ddp
+    alone = adapt_to_mesh(tp, Mesh(tp=2))
+    assert (alone.memory, alone.shards) == (MemoryRules(), ())
+    sharded, added = adapt_to_mesh(tp, Mesh(fsdp=2, tp=2)), adapt_to_mesh(tp, Mesh(dp=2, tp=2))
+    assert (sharded.memory, sharded.shards) == (tp.memory, ALL_PARTS)
+    assert added.memory == replace(tp.memory, forward="", forward_end="", backward="")
+    assert added.shards == ALL_PARTS

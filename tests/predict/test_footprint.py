@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scalelab.predict.devices import find_device
-from scalelab.predict.footprint import CATEGORIES, Kernels, find_footprint, is_possible, keep_block
+from scalelab.predict.footprint import CATEGORIES, Footprint, Kernels, find_footprint, is_possible, keep_block
 from scalelab.predict.layouts import Layout, PlannedJob
 from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, Transformer
 
@@ -171,3 +171,10 @@ def test_a_fused_loss_leaves_one_copy_of_the_logits():
     assert found.by_category["logits"] <= 8 * 8192 * 128256 * 2
     assert is_possible(LLAMA, Layout(data=8, zero=3, checkpointing="full"))
     assert not is_possible(LLAMA, Layout())
+
+
+def test_an_allocator_and_a_device_have_more_than_is_allocated():
+    footprint = Footprint(by_category={"parameters": 6e9, "activations": 4e9}, moment="loss")
+    assert footprint.total_bytes == 10e9
+    assert footprint.reserved_bytes == pytest.approx(12.1e9)  # 21 % more
+    assert footprint.device_bytes == pytest.approx(11.75e9)  # 10 % more, and CUDA's context

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from functools import lru_cache
 
 
+@unique
 class Kind(IntEnum):
     """What an event is."""
 
