@@ -24,17 +24,18 @@ pytestmark = pytest.mark.ranks
 
 SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("zero1", 2, "gpt2", {}),
+    ("tp", 2, "mlp", {}),
     ("tp", 2, "gpt2", {}),
     ("tp", 2, "transformer", {}),
     ("pp", 2, "mlp", {"pipeline_schedule": "gpipe"}),
-    ("pp", 2, "mlp", {"pipeline_schedule": "1f1b"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
-    ("pp", 2, "mlp", {"pipeline_schedule": "zero-bubble"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "zero-bubble"}),
     ("hsdp", 4, "gpt2", {}),
     ("tp", 4, "gpt2", {"mesh": "fsdp=2,tp=2"}),
     ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,dp=2"}),
-    ("pp", 4, "mlp", {"mesh": "pp=2,tp=2"}),
+    ("pp", 4, "gpt2", {"mesh": "pp=2,tp=2"}),
 ]
 
 
