@@ -71,6 +71,10 @@ def check_meshes() -> float:
     print(f"\n{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
     for case, one, line in meshes.predict_all(found, link, RANKS[1:]):
         text = f"{case['kind']}, width {case['width']}, {case['sample_ms']:g} ms a sample"
+        if not line:
+            print(f"{text:34} {one}")
+            errors.setdefault((case["kind"], RANKS[-1]), []).append(float("inf"))
+            continue
         print(f"{text:34} {one * 1e3:7.1f}ms ", end="")
         for count, (seen, said) in line.items():
             errors.setdefault((case["kind"], count), []).append(abs(said / seen - 1))
@@ -78,7 +82,7 @@ def check_meshes() -> float:
         print()
     medians = {key: statistics.median(values) for key, values in errors.items()}
     for kind in meshes.KINDS:
-        told = ", ".join(f"{medians[kind, count]:.1%} on {count}" for count in RANKS[1:])
+        told = ", ".join(f"{medians[kind, count]:.1%} on {count}" for count in RANKS[1:] if (kind, count) in medians)
         print(f"predict_rig: {kind}: median error {told} ranks (bar {BAR:.0%})")
     return max(value for (_, count), value in medians.items() if count > 2)
 

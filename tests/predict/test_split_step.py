@@ -69,10 +69,10 @@ def test_a_job_settled_on_two_ranks_takes_there_what_was_measured(strategy: str)
         assert predict_step(settle_on_two(job, seconds, 32), 2, 32).seconds == pytest.approx(seconds, rel=1e-4)
 
 
-def test_what_two_ranks_do_not_divide_is_not_divided_by_eight() -> None:
+def test_what_two_ranks_take_beyond_the_formula_is_kept_on_eight() -> None:
     job = settle_on_two(replace(JOB, strategy="tp"), 0.75 * ALONE, 32)
-    assert job.undivided == pytest.approx(0.5, rel=1e-3)
-    assert predict_step(job, 8, 32).seconds == pytest.approx(ALONE * (0.5 / 8 + 0.5), rel=1e-3)
+    assert job.residual_seconds == pytest.approx(0.25 * ALONE, rel=1e-3)
+    assert predict_step(job, 8, 32).seconds == pytest.approx(ALONE * (1 / 8 + 0.25), rel=1e-3)
 
 
 @pytest.mark.parametrize(("strategy", "mesh"), [("tp", Mesh(tp=8)), ("pp", Mesh(pp=8)), ("hsdp", Mesh(dp=2, fsdp=4))])

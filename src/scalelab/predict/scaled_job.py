@@ -65,7 +65,6 @@ class Fitted(NamedTuple):
     residual_seconds: float = 0.0
     link_factor: float = 1.0
     compute_factor: float = 1.0
-    undivided: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +106,6 @@ class ScaledJob:
     units: tuple[float, ...] = ()
     """Bytes of every unit of a sharded model as counted, the root first."""
     splitting: Splitting = field(default_factory=Splitting)
-    undivided: float = 0.0
-    """Share of compute that split layers and stages do not divide."""
     known: InputErrors = field(default_factory=InputErrors)
 
     def __post_init__(self) -> None:
@@ -217,7 +214,7 @@ def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) ->
     def cost(kind: str, members: int, size: float) -> float:
         return job.cost(kind, members, size * job.compression)
 
-    found = split_pass(mesh, samples, time_phases, job.splitting, job.undivided, cost)
+    found = split_pass(mesh, samples, time_phases, job.splitting, cost)
     if mesh.num_data_ranks == 1:
         return found
     units = job.units or (job.gradient_bytes / job.num_units,) * job.num_units
@@ -260,10 +257,6 @@ def _fit_pair(job: ScaledJob, measured_seconds: float, batch_per_rank: float) ->
     def solve(name: str, low: float, **values: float) -> float:
         return float(optimize.brentq(lambda value: miss(**values, **{name: value}), low, 1.0, xtol=1e-6))
 
-    if miss() < 0 and find_strategy(job.strategy).splits_model:
-        beyond = -miss(undivided=1.0)
-        whole = Fitted(undivided=1.0, residual_seconds=beyond)
-        return whole if beyond >= 0 else Fitted(undivided=solve("undivided", 0.0))
     if miss() < 0:
         beyond = -miss(contention=1.0)
         return Fitted(contention=1.0, residual_seconds=beyond) if beyond >= 0 else Fitted(solve("contention", 0.0))
@@ -380,7 +373,7 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         between=network.between.scale(**links) if network.between else None,
         byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
     )
-    fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor, job.undivided)
+    fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor)
     if "pair" in groups and job.drawn_fits:
         fit = job.drawn_fits[number]
     return replace(
@@ -392,5 +385,4 @@ def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
         residual_seconds=fit.residual_seconds * factor["residual"],
         link_factor=fit.link_factor,
         compute_factor=fit.compute_factor,
-        undivided=fit.undivided,
     )

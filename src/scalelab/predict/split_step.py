@@ -1,14 +1,14 @@
 """What a mesh makes of a step: layers that are split, stages of a pipeline, and shards that are replicated.
 
-    tensor parallel   compute · ((1 − u)/t + u) + every all-reduce of activations, which nothing hides
-    pipeline          (m + p − 1) · ((1 − u)/p + u) · compute of a micro-batch, and as many sends to the next stage and
-                      back (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters
+    tensor parallel   compute / t + every all-reduce of activations, which nothing hides
+    pipeline          (m + p − 1) · compute of a micro-batch / p, and as many sends to the next stage and back
+                      (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters
     two-level shards  a unit is gathered and its gradients are scattered inside a group as by FSDP; this rank's piece of
                       them is then all-reduced between the groups (Zhao et al. 2023, hybrid sharding)
 
-u is the share of compute that splitting does not divide: norms, embeddings, dispatch, a last stage with the logits. It
-is what two ranks are measured to take beyond the rest of the formula. m is two micro-batches per stage, or one where
-the batch does not divide, as in `records/trial.py`.
+m is two micro-batches per stage, or one where the batch does not divide, as in `records/trial.py`. What splitting does
+not divide (norms, embeddings, dispatch, a last stage with the logits) is in what two ranks take beyond the formula, and
+is kept constant like every other rest: dispatch does not grow with ranks, undivided compute would, to twice as much.
 
 Units have their real sizes where they were counted. Their compute is divided like their bytes, for want of better.
 """
@@ -105,11 +105,10 @@ def split_pass(
     samples: float,
     times: Callable[[float], dict[str, float]],
     splitting: Splitting,
-    undivided: float,
     cost: Collective,
 ) -> MeshPass:
     """One pass through layers that are split and stages, before any shards; `times` gives the phases of one rank."""
-    share = _divide(mesh.tp, undivided) * _divide(mesh.pp, undivided)
+    share = 1 / (mesh.tp * mesh.pp)
     count = count_micro_batches(samples, mesh.pp, splitting.micro_batch) if mesh.pp > 1 else 1.0
     micro = samples / count
     alone = times(micro)
@@ -133,10 +132,6 @@ def split_pass(
             communication=found.communication + sent,
         )
     return found
-
-
-def _divide(num_ranks: int, undivided: float) -> float:
-    return (1 - undivided) / num_ranks + undivided
 
 
 def shard_pass(
