@@ -369,6 +369,7 @@ def test_gpt2_trains_on_other_shards_with_a_row_for_every_token(tmp_path: Path) 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_says_what_was_run(documents: dict[str, Document], name: str) -> None:
     """But for those that read another row, or that run nothing."""
+    assert documents[name].setting.startswith("Small stand-in on CPU: ")
     paragraphs = [words for section in documents[name].sections for words in section.paragraphs]
     settings = [words for words in paragraphs if words.startswith("Setting: ")]
     assert len(settings) >= 2

@@ -18,7 +18,7 @@ from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.data.shards import find_shards
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
-from scalelab.recipes.recipe import write_scripts
+from scalelab.recipes.recipe import execute_notebook, write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
@@ -36,7 +36,8 @@ class Command:
     again: bool = False
     """Start a new run even if an earlier one of the same command was interrupted."""
     scripts: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write the assignment's code to this directory (plain PyTorch, one script per task) and measure nothing."""
+    """Write the assignment's code to this directory (plain PyTorch, one script per task; a notebook with its outputs)
+    and measure nothing."""
     execution: Execution = field(default_factory=Execution)
 
 
@@ -57,8 +58,7 @@ def main(args: Sequence[str]) -> int:
         raise
     reproduce, execution = command.reproduce, command.execution
     if command.scripts is not None:
-        for file in write_scripts(reproduce.recipe, command.scripts):
-            print(file)  # noqa: T201
+        print_scripts(reproduce.recipe, command.scripts)
         return 0
     if reproduce.tokens:
         find_shards(reproduce.tokens)  # raises if there are none: without them, rows would only be left out
@@ -82,6 +82,16 @@ def main(args: Sequence[str]) -> int:
     typed = ["scalelab", "reproduce", *args]
     store = store or start_run(reproduce, execution.runs_dir, typed, name=execution.name, note=execution.note)
     return measure_and_report(store, reproduce, launcher, execution.output)
+
+
+def print_scripts(recipe: str, directory: Path) -> None:
+    """Write the code of an assignment and print its files; a notebook is executed, so that it has its outputs."""
+    for file in write_scripts(recipe, directory):
+        print(file)  # noqa: T201
+        if file.suffix == ".ipynb":
+            print(f"Executing {file.name}", file=sys.stderr)  # noqa: T201
+            if obstacle := execute_notebook(file):
+                print(obstacle, file=sys.stderr)  # noqa: T201
 
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:

@@ -172,6 +172,8 @@ class Recipe:
     make_checks: Callable[[], Sequence[Check]]
     assignment: str = ""
     """Which assignment it is, in a few words."""
+    stand_in: str = ""
+    """What `small` runs instead of the published setup, in one line."""
     keeps_global_batch: bool = False
     """Whether more ranks share the same batch, so that rows on a fixed number of ranks can run on another."""
 
@@ -270,6 +272,28 @@ def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list
         )
         write_atomically(directory / SCRIPT_README, page + "\n".join(lines) + "\n")
     return [*written, directory / PROJECT, directory / SCRIPT_README]
+
+
+def execute_notebook(file: Path) -> str:
+    """Run its cells in its directory and keep what they print and draw; why not, where that is impossible."""
+    by_hand = f"{file.name} has no outputs: jupyter nbconvert --to notebook --execute --inplace {file.name} adds them"
+    try:
+        import nbclient
+        import nbformat
+    except ImportError:
+        return f"{by_hand} (pip install nbclient ipykernel)"
+    notebook = nbformat.read(file, as_version=4)
+    client = nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(file.parent)}})
+    try:
+        client.execute()
+    except (nbclient.exceptions.CellExecutionError, nbclient.exceptions.DeadKernelError, OSError) as error:
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        return f"{by_hand} ({last})"
+    finally:
+        for left in file.parent.glob("net_*.pt"):  # networks that its cells trained
+            left.unlink()
+    write_atomically(file, nbformat.writes(notebook) + "\n")
+    return ""
 
 
 def read_cells(file: Path) -> str:

@@ -214,11 +214,20 @@ class Reproduce(Study):
         return Document(
             title=recipe.title,
             question=self.question,
-            setting=f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}",
+            setting=self._describe_setting(results),
             sections=(first, *map(make_section, rows), *last),
             findings=tuple(find_findings(rows, checks, self.size)),
             cautions=list_cautions(rows),
         )
+
+    def _describe_setting(self, results: Sequence[TrialResult]) -> str:
+        """The recipe and its rows; in small first what stands in for the published setup."""
+        rows = f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}"
+        if self.size != "small":
+            return rows
+        places = {"CPU" if result.trial.device == "cpu" else "GPU" for result in results}
+        where = f" on {' and '.join(sorted(places))}" if places else ""
+        return f"Small stand-in{where}: {RECIPES[self.recipe].stand_in} · {rows}"
 
     def _conclude_row(self, row: Row, outcomes: dict[str, Outcome]) -> Concluded:
         own = {key: outcome for key, outcome in outcomes.items() if outcome.results}

@@ -85,7 +85,7 @@ def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path)
     last = replace(quantized.layers[-1], tied_outputs=3)
     tied = replace(quantized, layers=(*quantized.layers[:-1], last))
     words = list(describe_ties(tied, answer_stages(tied)))
-    assert words[0].startswith("3 of 200 images have two equal largest int8 logits")
+    assert words[0].startswith("In 3 of 200 images two int8 logits are the largest")
     assert words[1].startswith("int8 classifies 2 images differently from float; with int32 sums 1 of them agree")
     assert list(describe_ties(quantized, answer_stages(quantized))) == []
 

@@ -261,6 +261,7 @@ GPT2 = Recipe(
     name="gpt2",
     title="Profiling on one GPU, DDP and FSDP",
     assignment="a course's assignments 0 and 1: one GPU, then DDP and FSDP",
+    stand_in="GPT-2 tiny instead of GPT-2 Small",
     make_rows=make_rows,
     make_checks=make_checks,
 )

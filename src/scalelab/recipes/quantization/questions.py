@@ -85,15 +85,13 @@ def judge_shapes(histograms: Sequence[Histogram]) -> str:
     bells = [one.layer for one in histograms if is_bell(one)]
     centred = [one.layer for one in histograms if abs(find_centre(one)) <= CENTRED]
     both = [layer for layer in bells if layer in centred]
-    normal = [one.layer for one in histograms if abs(find_kurtosis(one)[0]) <= find_kurtosis(one)[1]]
     num = len(histograms)
     farthest = max(histograms, key=lambda one: abs(find_centre(one)))
-    verdict = "Yes" if len(both) == num else f"Only in {', '.join(both)}" if both else "No"
+    verdict = "Yes" if len(both) == num else f"In part (both only in {', '.join(both)})" if both else "No"
     return (
-        f"{verdict}: roughly bell-shaped (excess kurtosis within ± {LEVEL:g}) in {len(bells)} of {num} layers, centred"
-        f" (mean within {CENTRED:g} σ of zero) in {len(centred)}, at most {abs(find_centre(farthest)):.2f} σ from it"
-        f" ({farthest.layer}). A normal distribution has 0:"
-        f" {', '.join(normal) or 'no layer'} could be one, by twice the standard error"
+        f"{verdict}. Centred (mean within {CENTRED:g} σ of zero): {len(centred)} of {num} layers; the farthest mean is"
+        f" {abs(find_centre(farthest)):.2f} σ from zero ({farthest.layer}). Bell-shaped (excess kurtosis within"
+        f" ± {LEVEL:g}, a normal distribution has 0): {f'{len(bells)} of {num} layers' if bells else 'no layer'}"
     )
 
 
@@ -112,8 +110,8 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     lopsided = min(sides, key=sides.__getitem__)
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
     return {
-        "shape": f"{judge_shapes(histograms)}; a uniform one, which initialization draws from, has −1.2. By layer:"
-        f" {shapes}.",
+        "shape": f"{judge_shapes(histograms)}. By layer: {shapes}. The flat ones still resemble the uniform"
+        " distribution that initialization draws from (−1.2): training this short moves weights little.",
         "outliers": f"{'Yes' if few else 'Not everywhere'}: beyond 3σ lie {listed} (a normal distribution:"
         f" {format_share(NORMAL_BEYOND)}). The largest weight is {max(spans.values()):.1f} × 3σ.",
         "symmetric": f"{'Yes' if sides[lopsided] > 0.5 else 'Not for every layer'}: the shorter side reaches"
@@ -127,8 +125,8 @@ def answer_integers(found: Mapping[str, StageAnswer]) -> dict[str, str]:
     if weights is None or sigma is None:
         return {}
     return {
-        "range": f"By the largest weight, int8 {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ has finer steps"
-        f" for most weights and clamps those outside. {compare_stages(weights, sigma)}",
+        "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ"
+        f" has finer steps for most weights and clamps those outside. {compare_stages(weights, sigma)}",
         "tolerates": f"{judge_drop(weights)}: with int8 weights the network {say_change(weights)}. Rounding moves a"
         " weight by at most half of 1/127 of the layer's largest.",
     }
@@ -203,11 +201,11 @@ def answer_forward(quantized: Quantized, found: Mapping[str, StageAnswer]) -> di
     elif low > 0:
         verdict, why = f"No, a gain: {drop}", "Yet"
     same = [(name, found[key]) for name, key in (("K = 255", "int8-255"), ("K = 127", "int8")) if key in found]
-    moved = " and ".join(f"{count_other(answer, found['float'])} with {name}" for name, answer in same)
+    moved = " and in ".join(f"{count_other(answer, found['float'])} with {name}" for name, answer in same)
     return {
         "drop": f"{verdict}. {why}: K is the integer that stands for the largest activation, and K = 255 with a clamp"
-        f" at 127 cuts off the upper half of the range. Of {len(quantized.labels):,} images, another class than in"
-        f" float get {moved}."
+        f" at 127 cuts off the upper half of the range. Of {len(quantized.labels):,} images, the class differs"
+        f" from float's in {moved}."
     }
 
 
@@ -234,10 +232,10 @@ def answer_bias(found: Mapping[str, StageAnswer], labels: Sequence[int]) -> dict
     )
     without = found.get("weights-no-bias", raw)
     return {
-        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}. An unscaled bias is"
-        " added to sums that are many orders of magnitude larger, so it vanishes: what scaling recovers was lost by"
-        f" the bias, not by the weights. The published numbers say so too: integer weights alone give"
-        f" {WEIGHTS_PERCENT} % without a bias (Q2) and {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
+        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}. Scaled weights"
+        " make the sums many orders of magnitude larger, and an unscaled bias vanishes beside them: what scaling"
+        f" recovers was lost with the bias, not by rounding weights. The published numbers show it too:"
+        f" int8 weights give {WEIGHTS_PERCENT} % without a bias (Q2), {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
     }
 
 
@@ -249,7 +247,7 @@ def judge_bias(raw: StageAnswer, scaled: StageAnswer, without: StageAnswer, labe
     if counts is None:
         return f"{UNTOLD}."
     if not decided:
-        return f"This data cannot show it: all {num:,} images get the same class with the bias and without it."
+        return f"This data cannot show it: the bias changes the class of none of the {num:,} images."
     change = estimate_paired_difference(counts)
     verdict = f"{UNTOLD}, the change could be chance"
     if change.low is not None and change.low > 0:

@@ -332,6 +332,7 @@ SCALING = Recipe(
     title="Reproducible benchmarks, strong scaling, DP vs DDP",
     assignment="a course's homework 1: five tasks, 18 questions",
     keeps_global_batch=True,
+    stand_in="narrower models, named in each setting line",
     make_rows=make_rows,
     make_checks=make_checks,
 )

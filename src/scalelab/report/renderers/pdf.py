@@ -5,8 +5,8 @@ vectors with embedded fonts. typst measures the columns: a table too wide for th
 tables below each other that repeat the first column, as in a terminal. Characters that the fonts lack are spelled out.
 
 Narrow charts fill two columns, each chart going to the shorter one, so that pages fill; a chart that would leave a
-hole beside it takes the full width. Charts float: one that does not fit stands at the foot of the next page, with the
-name of its row where the document has rows, and what follows takes its place.
+hole beside it takes the full width. Charts float: one that does not fit stands at the foot of the next page, and what
+follows takes its place. Those of a recipe's row stay with its text, and have the name of the row in their title.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
         "sections": [
             {
                 "heading": spell_out(section.heading or "Results"),
+                "answers": section.num_answers is not None,
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
                 "charts": [
                     [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]

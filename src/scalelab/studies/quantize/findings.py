@@ -92,14 +92,14 @@ def _describe_cost(answers: Sequence[StageAnswer]) -> Iterator[Finding]:
 
 
 def format_change(difference: Estimate) -> str:
-    """`loses 0.12 points (−0.31 to 0.07)`."""
+    """`loses 0.12 points of accuracy (−0.31 to +0.07)`; `keeps the accuracy (−1.14 to +1.14 points)`."""
     points = 100 * difference.value
     verb = "loses" if points < 0 else "gains" if points > 0 else "keeps the accuracy"
     size = f" {abs(points):.2f} points of accuracy" if points else ""
     if difference.low is None or difference.high is None:
         return f"{verb}{size}"
     ends = " to ".join(f"{100 * end:+.2f}".replace("-", "−") for end in (difference.low, difference.high))
-    return f"{verb}{size} ({ends})"
+    return f"{verb}{size} ({ends}{'' if points else ' points'})"
 
 
 def _describe_runtimes(answers: Sequence[StageAnswer]) -> Iterator[Finding]:

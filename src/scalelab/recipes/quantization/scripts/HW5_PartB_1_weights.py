@@ -15,13 +15,16 @@ LOW, HIGH = -128, 127
 
 # %%
 def show_histogram(values, title, bins=100):
-    """A histogram of 100 bins by matplotlib; without it, its range and how much lies within three deviations."""
+    """A histogram of 100 bins by matplotlib; without it, one of 60 in a line of text, with its range."""
     values = values.detach().flatten()
     try:
         from matplotlib import pyplot
     except ImportError:
         share = (values.abs() <= 3 * values.std()).float().mean()
-        print(f"{title}: {values.min():.3f} to {values.max():.3f}, {share:.1%} within 3 sigma = {3 * values.std():.3f}")
+        print(f"{title}: {share:.1%} within 3 sigma = {3 * values.std():.3f}")
+        counts = torch.histc(values, 60)
+        bars = "".join(" ▁▂▃▄▅▆▇█"[int(8 * count / counts.max() + 0.999)] for count in counts)
+        print(f"{values.min():8.3f} |{bars}| {values.max():.3f}")
         return
     pyplot.figure(figsize=(6, 4))
     pyplot.hist(values.numpy(), bins=bins)

@@ -2,9 +2,11 @@
 
     python -m torch.distributed.run --nproc_per_node=1 lab5_partA.py --batch-size 32 --epochs 2
     python -m torch.distributed.run --nproc_per_node=4 lab5_partA.py --batch-size 2048 --epochs 5
+    python -m torch.distributed.run --nproc_per_node=2 lab5_partA.py --batch-size 8 --digits --width 4
 
---batch-size is per GPU. CIFAR-10 (binary version) is downloaded to ./data unless it is there; --random trains on
-random pixels instead. Prints the time, mean training loss and training accuracy of every epoch.
+--batch-size is per GPU. CIFAR-10 (binary version) is downloaded to ./data unless it is there; --digits trains on those
+of scikit-learn and --random on random pixels instead. Prints the time, mean training loss and training accuracy of
+every epoch.
 """
 
 import argparse
@@ -25,7 +27,9 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--data", type=Path, default=Path("data"))
 parser.add_argument("--images", type=int, default=50_000, help="fewer, for a quick look")
 parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--digits", action="store_true")
 parser.add_argument("--random", action="store_true")
+parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
 flags = parser.parse_args()
 
 
@@ -61,11 +65,11 @@ def main():
     dist.init_process_group("nccl" if has_gpu else "gloo")
     rank = dist.get_rank()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
-    if rank == 0 and not flags.random:
+    if rank == 0 and not (flags.digits or flags.random):
         download(flags.data)
     dist.barrier()
     torch.manual_seed(0)
-    model = DistributedDataParallel(make_resnet18().to(device), device_ids=[device] if has_gpu else None)
+    model = DistributedDataParallel(make_resnet18(flags.width).to(device), device_ids=[device] if has_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     torch.manual_seed(rank)  # other shifts on every rank
     data = Images(flags)
