@@ -6,8 +6,9 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD
-from scalelab.recipes.resnet.learning import judge_accuracy, judge_statistics
-from scalelab.recipes.resnet.rows import explain_end, judge_growth
+from scalelab.recipes.resnet.epochs import say_seconds
+from scalelab.recipes.resnet.learning import explain_test, judge_accuracy, judge_statistics
+from scalelab.recipes.resnet.rows import doubt, explain_end, judge_growth
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,24 @@ def test_accuracy_decides_on_batch_norm_and_else_the_statistics_of_ranks() -> No
     assert judge_accuracy(Estimate(value=-0.02, low=-0.6, high=0.6)) == ""
     assert judge_statistics(0.016).startswith("Yes")
     assert judge_statistics(0.2).startswith("No")
+
+
+def test_a_test_accuracy_below_that_of_training_is_explained_by_unfinished_averages() -> None:
+    trained, tested = Estimate(value=0.29), {"large": ("large", Estimate(value=0.11))}
+    assert "after 10 updates still consist to 35 % of their initial values (0.9^10)" in explain_test(
+        trained, tested, {"large": 10}
+    )
+    assert not explain_test(trained, tested, {"large": 225})
+    assert not explain_test(Estimate(value=0.1), tested, {"large": 10})
+
+
+def test_single_timings_that_contradict_the_measured_gain_are_doubted() -> None:
+    gain = Estimate(value=1.5, low=1.2, high=1.9)
+    assert doubt(gain, {8: (8.9, 1440), 32: (10.0, 1440)}, [8, 32])
+    assert not doubt(gain, {8: (10.0, 1440), 32: (8.9, 1440)}, [8, 32])
+    assert not doubt(gain, {8: (10.0, 1440)}, [8, 32])
+
+
+def test_times_of_an_epoch_are_all_in_seconds() -> None:
+    assert say_seconds(Estimate(value=0.906, low=0.48, high=1.332)) == "0.91 ± 0.43"
+    assert say_seconds(Estimate(value=2.0, low=0.958, high=48.3)) == "0.96 to 48.30"

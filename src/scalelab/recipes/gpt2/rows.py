@@ -177,8 +177,9 @@ def explain_unsharded(totals: Mapping[str, float | None], ddp: float) -> str:
     if alone is None or alone <= ddp:
         return ""
     return (
-        f" fsdp-none gathers nothing, so its factor of {alone / ddp:.2f} is FSDP's own work: hooks for every block, an"
-        " all-reduce for every block instead of DDP's few buckets, and copies into flat tensors (G6 has its step in"
+        f" fsdp-none gathers nothing, so what of its factor of {alone / ddp:.2f} is not the noise of one launch is"
+        " FSDP's own work: hooks for every block, an all-reduce for every block instead of"
+        " DDP's few buckets, and copies into flat tensors (G6 has its step in"
         " parts)."
     )
 

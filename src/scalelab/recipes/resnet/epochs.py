@@ -192,8 +192,8 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
         for batch, efficiency in known.items()
     )
     answers = {
-        "kind": "Both: images per epoch and batch per device are fixed, so epochs scale strongly and steps weakly (a"
-        " step on N devices has N times the samples).",
+        "kind": "Strong scaling: the images of an epoch stay the same while devices are added. The batch per device"
+        " stays the same too, so a single step, which has N times the samples on N devices, scales weakly.",
         "weak": f"{judge_weak(outcomes)} With a fixed batch per device, computing per step stays what it is and only"
         f" the all-reduce is added: efficiency of a step on {most} devices, T_1/T_N, is {listed}. With a fixed global"
         " batch, computing shrinks as 1/N while the gradients keep their bytes.",
@@ -313,7 +313,7 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
     for line, (_, plain, arm) in zip(lines, pairs, strict=True):
         shares.append(f"{say('share', line.ours)} ({name_pair(arm)})")
         computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
-        parts.append(f"{say('seconds', computing)} and {say('seconds', rest)} ({name_pair(arm)})")
+        parts.append(f"{say_seconds(computing)} and {say_seconds(rest)} ({name_pair(arm)})")
     table = make_beside_table(
         "share",
         lines,
@@ -333,13 +333,24 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         ),
     )
     sentences = (
-        f"Communication by subtraction: {', '.join(shares)}.",
-        f"Computation T_1/N and communication T_N − T_1/N of an epoch: {'; '.join(parts)}.",
+        f"Communication by subtraction, as a share of the epoch: {', '.join(shares)}.",
+        f"Computation T_1/N and communication T_N − T_1/N of an epoch, in s: {'; '.join(parts)}.",
         "It includes everything that does not shrink, such as computation that other ranks slow down.",
     )
     main = make_main("share", "communication", lines)
     questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
     return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
+
+
+def say_seconds(time: Estimate | None) -> str:
+    """`3.56 ± 1.20`, all in one unit; the ends where the interval is wider than the time."""
+    if time is None:
+        return "–"
+    if time.low is None or time.high is None or time.half_width is None:
+        return f"{time.value:.2f}"
+    if time.half_width > time.value:
+        return f"{max(0.0, time.low):.2f} to {time.high:.2f}"
+    return f"{time.value:.2f} ± {time.half_width:.2f}"
 
 
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:

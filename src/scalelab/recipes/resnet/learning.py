@@ -37,6 +37,8 @@ from scalelab.units import format_interval, format_share
 
 NORM_SEEDS = 3
 REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
+KEPT, UNFINISHED = 0.9, 0.05
+"""R5: what an update keeps of batch norm's running averages (momentum 0.1 in torch), and how much left still counts."""
 NORM_BATCH = 512
 """R6: images per rank of the published claim."""
 SMALL_SPREAD = 0.05
@@ -94,7 +96,9 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             list_epochs(outcome),
         ),
         sentences=quote(outcome),
-        questions=pair_questions("resnet", "R5", answer_learning(trained, count_updates(outcome), find_noise(outcome))),
+        questions=pair_questions(
+            "resnet", "R5", answer_learning(trained, count_updates(outcome), find_noise(outcome), tested)
+        ),
     )
 
 
@@ -135,7 +139,10 @@ def find_noise(outcome: Outcome | None) -> tuple[Estimate, int] | None:
 
 
 def answer_learning(
-    trained: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int], noise: tuple[Estimate, int] | None = None
+    trained: Mapping[str, tuple[str, Estimate]],
+    updates: Mapping[str, int],
+    noise: tuple[Estimate, int] | None = None,
+    tested: Mapping[str, tuple[str, Estimate]] | None = None,
 ) -> dict[str, str]:
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
@@ -145,11 +152,26 @@ def answer_learning(
     return {
         "accuracy": f"{say('accuracy', large)} of training images were classified correctly in the last epoch with the"
         f" large batch, {say('accuracy', small)} with the small one. At the same rate, the large batch makes fewer"
-        f" updates in as many epochs{describe_updates(updates)}.",
+        f" updates in as many epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}",
         "remedies": f"By linear scaling of the rate with the batch (published: {rate} = {published.SCALED_RATE}) and"
         f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained)}"
         f"{explain_remedies(large, trained, updates, noise)}",
     }
+
+
+def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]) -> str:
+    """Why test images fare worse after few updates: evaluation normalizes by averages that are still unfinished."""
+    _, found = tested.get("large", ("", None))
+    if found is None or "large" not in updates or found.value >= large.value:
+        return ""
+    left = KEPT ** updates["large"]
+    if left < UNFINISHED:
+        return ""
+    return (
+        f" Of test images it is only {say('accuracy', found)}: training normalizes by its batch, evaluation by running"
+        f" averages of batch norm, which after {updates['large']} updates still consist to {format_share(left)}"
+        f" of their initial values ({KEPT}^{updates['large']})."
+    )
 
 
 def describe_updates(updates: Mapping[str, int]) -> str:
@@ -318,10 +340,11 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
             f" {format_share(at_published)}."
         )
     verdict = verdict or UNTOLD
+    change = f"{100 * gain.value:+.1f}".replace("-", "−")
     width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
     return {
         "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
-        f" {say('accuracy', level)} with local batch norm and changes by {100 * gain.value:+.1f}{width} points with"
+        f" {say('accuracy', level)} with local batch norm and changes by {change}{width} points with"
         f" synchronized batch norm, over {len(differences)} seeds.{apart}"
     }
 

@@ -183,6 +183,16 @@ def name_timed(epochs: Mapping[int, tuple[float, int]], batches: Sequence[int]) 
     return f" Epoch 2 without loading, timed once, took {', '.join(said)}." if said else ""
 
 
+def doubt(gain: Estimate, timed: Mapping[int, tuple[float, int]], batches: Sequence[int]) -> str:
+    """What to think of two epochs that contradict the measured gain; empty where they do not."""
+    known = [timed[batch] for batch in batches[:2] if batch in timed and timed[batch][1] > 0]
+    if len(known) < 2:
+        return ""
+    (before, few), (after, many) = known
+    is_other = (before / few > after / many) != (gain.value > 1)
+    return " Single timings are less certain than the medians of launches, and here they differ." if is_other else ""
+
+
 def judge_growth(gain: Estimate) -> str:
     """What throughput does from one batch to a larger one, by the ends of the interval of their quotient."""
     low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
@@ -218,8 +228,9 @@ def answer_batches(arms: Sequence[Arm], timed: Mapping[int, tuple[float, int]]) 
     batches = [arm.trial.global_batch for arm in ordered]
     per_image = ordered[0].step.value / ordered[0].trial.global_batch
     return {
-        "grows": f"{verdicts[0]}: {times[0]}.{name_timed(timed, batches[:2])} A step has a cost that does not grow with"
-        f" its images (kernel launches, Python, the optimizer); at batch {batches[0]} an image takes"
+        "grows": f"{verdicts[0]}: {times[0]}.{name_timed(timed, batches[:2])}{doubt(gains[0][1], timed, batches)}"
+        f" A step has a cost that does not grow with its images (kernel launches, Python, the optimizer); at"
+        f" batch {batches[0]} an image takes"
         f" {say('seconds', per_image)} in all.",
         "flattens": f"{later}.{name_timed(timed, batches[1:])} {explain_end(gains[-1][1])}",
     }

@@ -5,7 +5,7 @@ Every function gives the answers of one row, in the order of its questions; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
@@ -25,13 +25,12 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Option
-from scalelab.studies.model_size import EXPOSED_BY_SIZE
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
-from scalelab.units import choose_unit, format_bytes, format_share, format_value, is_known
+from scalelab.units import choose_unit, format_bytes, format_interval, format_share, format_value, is_known
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
@@ -159,10 +158,24 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
             f" bucket; caches hold a small model only. Here, a step on {fair} ranks takes"
             f" {say_wide('seconds', small[fair].step)} and {say_wide('seconds', large[fair].step)}, and one rank"
             f" computes at {' and '.join(rates)}.",
-            *quote(outcome, EXPOSED_BY_SIZE.name),
+            *describe_exposed(outcome),
         ),
         "bottleneck": find_threshold([arms[ranks] for arms in (small, large) for ranks in known]),
     }
+
+
+def describe_exposed(outcome: Outcome | None) -> Iterator[str]:
+    """The share of a step that communication adds to it, of every model on the most ranks that share no cores."""
+    found = []
+    for arms in list_sizes(outcome):
+        fair = [arm for ranks, arm in arms.items() if ranks > 1 and not arm.trial.is_oversubscribed]
+        arm = max(fair, key=lambda arm: arm.trial.num_ranks, default=None)
+        ratio = measure_balance(arm) if arm is not None else None
+        if arm is not None and ratio is not None:
+            share = ratio.map(lambda balance: max(0.0, balance / (1 + balance)))
+            found.append(f"{format_interval('share', share)} for {name(arm)} on {name_ranks(arm)}")
+    if found:
+        yield f"Exposed communication, as a share of the step: {', '.join(found)}."
 
 
 def judge_sizes(verdicts: Mapping[int, int]) -> str:

@@ -33,13 +33,14 @@ from scalelab.recipes.scaling.questions import (
     answer_strategies,
     answer_strong,
     answer_timing,
+    describe_exposed,
 )
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.delay import Delay
-from scalelab.studies.model_size import DOMINANT, ModelSize
+from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.answer import LINEARITY, LOSS
 from scalelab.studies.scaling.study import StrongScaling
@@ -186,10 +187,9 @@ def make_s3(size: Size) -> Row:
     )
 
     def conclude(outcomes: Outcomes) -> Answer:
-        """Without the largest part of a step by phases, whose shares are of another step than those of the answers."""
+        """With the models by their names; the study's own sentences repeat the tables."""
         answer = row.conclude(outcomes)
-        apart = quote(outcomes.get("sizes"), DOMINANT.name)
-        sentences = [sentence for sentence in answer.sentences if sentence not in apart]
+        sentences = list(describe_exposed(outcomes.get("sizes")))
         if size == "small" and sentences:
             own, there = (" and ".join(f"{dim} × {depth}" for dim, depth in found) for found in (sizes, SIZES))
             sentences.insert(1, f"In small, models of {own} stand in for the published {there} (width × layers).")
