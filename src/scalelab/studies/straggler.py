@@ -161,7 +161,7 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
         tables.text_column("slow_rank", "slow rank", read_main(lambda main: f"rank {main.rank}", "none")),
         tables.text_column("slow_phase", "phase", read_main(lambda main: main.phase, "none")),
         tables.seconds_column("excess_seconds", "excess", read_main(lambda main: main.seconds)),
-        tables.share_column("excess_share", "of the step", read_main(lambda main: main.share), is_detail=True),
+        tables.share_column("excess_share", f"of {BASE}", read_main(lambda main: main.share), is_detail=True),
         tables.seconds_column("waiting_seconds", "waiting", read_waiting),
     ]
     return sweep.make_sweep_table(
@@ -183,7 +183,7 @@ def make_own_time_table(diagnosis: RankComparison, *, title: str = "") -> Table:
         tables.seconds_column("own_seconds", "own time", read_own),
         tables.text_column("other", "against", lambda excess: f"rank {excess.other}"),
         tables.seconds_column("excess_seconds", "excess", lambda excess: excess.seconds),
-        tables.share_column("excess_share", "of the step", lambda excess: excess.share),
+        tables.share_column("excess_share", f"of {BASE}", lambda excess: excess.share),
         tables.text_column("is_slow", "slow", lambda excess: "slow" if excess.is_alarm else "no"),
         title=title,
         notes=(
