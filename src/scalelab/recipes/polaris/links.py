@@ -307,8 +307,8 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
                 "profiler": f"{judge_profiler(outcomes.get('plain'), profiled - plain)} here:"
                 f" {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
                 f" {say('ratio', line.ours)} times as long (published: {say('ratio', line.published)}), from one launch"
-                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator costs time in those steps"
-                " only, and writing the trace after them, so a profiled run is for looking into, not for timing."
+                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator costs time in the steps"
+                " under the profiler, and writing the trace after them: time a run without it."
             },
         ),
     )
@@ -346,9 +346,14 @@ def compare_recorded(outcome: Outcome | None) -> str:
     if not clean or not recorded:
         return ""
     mean, median = sum(recorded) / len(recorded), statistics.median(clean)
+    hidden = (
+        " That is not longer, so the difference is outside them or is the load of the machine."
+        if mean <= median
+        else ""
+    )
     return (
         f" In the profiled run {format_count(len(recorded), 'step')} under the profiler, warm-up included, took"
-        f" {say('seconds', mean)} on average, the others {say('seconds', median)} (median)."
+        f" {say('seconds', mean)} on average, the others {say('seconds', median)} (median).{hidden}"
     )
 
 
