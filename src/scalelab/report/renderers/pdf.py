@@ -36,6 +36,8 @@ FULL_WIDTH, HALF_WIDTH = 780, 390
 """Pixels of a chart in one column or in one of two: its letters are then about as large as those of captions."""
 WORDS_HEIGHT = 90
 """Roughly what title, legend and caption add to a chart, in pixels."""
+MOST_DRAWN = 5
+"""Charts of single steps after the answers of a recipe."""
 
 
 def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
@@ -57,6 +59,7 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
 def describe_document(document: Document, directory: Path) -> dict[str, Any]:
     """The document as the template reads it; its charts become files in a directory."""
     names = (f"chart{number}.pdf" for number in itertools.count())
+    is_recipe = any(section.num_answers is not None for section in document.sections)
     return {
         "headline": spell_out(document.headline),
         "title": spell_out(document.title),
@@ -73,7 +76,9 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
                 "charts": [
                     [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
-                    for columns in arrange_charts([_name_row(chart, section) for chart in section.charts])
+                    for columns in arrange_charts(
+                        [_name_row(chart, section) for chart in choose_charts(section, is_recipe)]
+                    )
                 ],
                 "tables": [_describe_table(table) for table in section.tables],
             }
@@ -86,6 +91,15 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
 
 def _describe_caution(caution: Caution) -> dict[str, str]:
     return {"message": spell_out(caution.message), "next_step": spell_out(caution.next_step)}
+
+
+def choose_charts(section: Section, is_recipe: bool) -> tuple[Chart, ...]:
+    """All of them, named by their row; of single steps, which follow the answers of a recipe, as many as a page holds."""
+    is_drawn = not section.paragraphs and not section.tables
+    if not is_recipe or not is_drawn or len(section.charts) <= MOST_DRAWN:
+        return tuple(_name_row(chart, section) for chart in section.charts)
+    *kept, last = section.charts[:MOST_DRAWN]
+    return (*kept, replace(last, caption=f"{last.caption} An HTML report draws more of them."))
 
 
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
