@@ -15,7 +15,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.pdf import arrange_charts, render_pdf
+from scalelab.report.renderers.pdf import MOST_DRAWN, arrange_charts, choose_charts, render_pdf
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
@@ -168,6 +168,16 @@ def test_a_chart_of_several_views_takes_the_full_width() -> None:
     narrow, other = make_charts(200, 200)
     wide = Chart(title="w", spec={"hconcat": []})
     assert list(arrange_charts([narrow, wide, other])) == [[[narrow]], [[wide]], [[other]]]
+
+
+def test_single_steps_of_a_recipe_fill_a_page_and_no_more() -> None:
+    chart = replace(build_chart(), caption="Steps.")
+    section = Section(heading="Step by step", charts=(chart,) * 7)
+    assert choose_charts(section, is_recipe=False) == section.charts
+    drawn = choose_charts(section, is_recipe=True)
+    assert len(drawn) == MOST_DRAWN - 1
+    assert drawn[-1].caption == "Steps. An HTML report draws more of them."
+    assert choose_charts(replace(section, charts=(chart,) * 2), is_recipe=True) == (chart,) * 2
 
 
 def test_a_document_with_nothing_in_it_is_a_page() -> None:

@@ -21,6 +21,7 @@ scripts in cells (`# %%`) of an assignment are also written as one notebook, so 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shutil
@@ -278,8 +279,7 @@ def execute_notebook(file: Path) -> str:
     """Run its cells in its directory and keep what they print and draw; why not, where that is impossible."""
     by_hand = f"{file.name} has no outputs: jupyter nbconvert --to notebook --execute --inplace {file.name} adds them"
     try:
-        import nbclient
-        import nbformat
+        nbclient, nbformat = (importlib.import_module(name) for name in ("nbclient", "nbformat"))
     except ImportError:
         return f"{by_hand} (pip install nbclient ipykernel)"
     notebook = nbformat.read(file, as_version=4)

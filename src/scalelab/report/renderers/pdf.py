@@ -94,12 +94,16 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
 
 
 def choose_charts(section: Section, is_recipe: bool) -> tuple[Chart, ...]:
-    """All of them, named by their row; of single steps, which follow the answers of a recipe, as many as a page holds."""
-    is_drawn = not section.paragraphs and not section.tables
-    if not is_recipe or not is_drawn or len(section.charts) <= MOST_DRAWN:
+    """All of them, named by their row; of single steps, after the answers of a recipe, as many as fill a page."""
+    if not is_recipe or section.paragraphs or section.tables:
         return tuple(_name_row(chart, section) for chart in section.charts)
-    *kept, last = section.charts[:MOST_DRAWN]
-    return (*kept, replace(last, caption=f"{last.caption} An HTML report draws more of them."))
+    kept = section.charts[:MOST_DRAWN]
+    blocks = list(arrange_charts(kept)) if kept else []
+    if len(blocks) > 1 and len(blocks[-1]) == 1:  # it would stand alone on the last page
+        kept = kept[:-1]
+    if len(kept) < len(section.charts):
+        kept = (*kept[:-1], replace(kept[-1], caption=f"{kept[-1].caption} An HTML report draws more of them."))
+    return kept
 
 
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
