@@ -110,7 +110,7 @@ def make_quantized(**wrong: int) -> Quantized:
 @pytest.mark.parametrize(
     ("raw", "scaled", "without", "words"),
     [
-        (0, 0, 0, "This data cannot show it: all 200 images get the same class with the bias and without it."),
+        (0, 0, 0, "This data cannot show it: the bias changes the class of none of the 200 images."),
         (40, 0, 40, "Yes: scaling the bias changes the accuracy by +20.00 points"),
         (0, 40, 0, "No, the unscaled bias does better: scaling the bias changes the accuracy by −20.00 points"),
         (1, 0, 1, "This run does not show it, the change could be chance: scaling the bias"),
@@ -120,7 +120,7 @@ def test_a_bias_is_judged_only_where_it_decides_images(raw: int, scaled: int, wi
     quantized = make_quantized(weights_raw_bias=raw, weights=scaled, weights_no_bias=without, int8_255=0)
     answer = answer_bias(answer_stages(quantized), quantized.labels)["bias"]
     assert answer.startswith(words)
-    assert "54.1 % without a bias (Q2) and 51.4 % with an unscaled one (Q5)" in answer
+    assert "54.1 % without a bias (Q2), 51.4 % with an unscaled one (Q5)" in answer
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, rea
     answer = answer_forward(quantized, answer_stages(quantized))["drop"]
     assert answer.startswith(start)
     assert reason in answer
-    assert answer.endswith(f"another class than in float get {rounded} with K = 255 and 0 with K = 127.")
+    assert answer.endswith(f"the class differs from float's in {rounded} with K = 255 and in 0 with K = 127.")
 
 
 def make_shape(layer: str, counts: tuple[int, ...], mean: float = 0.0, least: float = -4.0) -> Histogram:
@@ -147,11 +147,11 @@ def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
     bell = make_shape("bell", (60, 6060, 60_600, 241_700, 383_000, 241_700, 60_600, 6060, 60))
     box, shifted = make_shape("box", (10_000,) * 9), replace(bell, layer="shifted", mean=0.5)
     after = {one.layer: replace(play_histogram(one.layer, "after"), layer=one.layer) for one in (bell, box, shifted)}
-    assert answer_activations([bell], after)["before"].startswith("Yes: roughly bell-shaped")
-    assert answer_activations([box], after)["before"].startswith("No: roughly bell-shaped")
+    assert answer_activations([bell], after)["before"].startswith("Yes. Centred")
+    assert answer_activations([box], after)["before"].startswith("No. Centred")
     both = answer_activations([bell, box, shifted], after)["before"]
-    assert both.startswith("Only in bell: roughly bell-shaped (excess kurtosis within ± 0.5) in 2 of 3 layers")
-    assert "at most 0.50 σ from it (shifted)" in both
+    assert both.startswith("In part (both only in bell). Centred (mean within 0.2 σ of zero): 2 of 3 layers")
+    assert "0.50 σ from zero (shifted). Bell-shaped (excess kurtosis within ± 0.5" in both
 
 
 def test_a_layer_without_relu_is_not_called_one(tmp_path: Path) -> None:
