@@ -76,9 +76,7 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
                 "charts": [
                     [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
-                    for columns in arrange_charts(
-                        [_name_row(chart, section) for chart in choose_charts(section, is_recipe)]
-                    )
+                    for columns in arrange_charts(choose_charts(section, is_recipe))
                 ],
                 "tables": [_describe_table(table) for table in section.tables],
             }
