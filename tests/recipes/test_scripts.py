@@ -193,7 +193,7 @@ def test_gpt2_learns_what_it_learns_under_scalelab(
 ) -> None:
     (shard,) = (file for file in list_scripts("gpt2") if file.suffix == ".bin")
     ranks = 1 if strategy == "single" else 2
-    flags = ["--model", "tiny", "--steps", str(TRAIN_STEPS), "--batch", "8", "--micro-batch", "2"]
+    flags = ["--model", "tiny", "--steps", str(TRAIN_STEPS), "--batch", "4", "--micro-batch", "1"]
     chosen = ["--strategy", name.removeprefix("fsdp_").upper()] if name.startswith("fsdp") else []
     printed = runner.run_in(tmp_path, "gpt2", script, *flags, *chosen, ranks=0 if ranks == 1 else 2)
     assert "Tokens in shard: 65,536" in printed
@@ -207,9 +207,9 @@ def test_gpt2_learns_what_it_learns_under_scalelab(
         options={"size": "tiny", "data": "tokens", "data_path": str(shard)},
         strategy=strategy,
         num_ranks=ranks,
-        global_batch=8,
+        global_batch=4,
         seed=TRAIN_SEED,
-        shape=StepShape(micro_batch=2, checkpointing="selective"),
+        shape=StepShape(micro_batch=1, checkpointing="selective"),
         optimization=replace(SCHEDULE, schedule_steps=TRAIN_STEPS),
         task=Train(run=TrainingRun(steps=TRAIN_STEPS, keep=0)),
     )
