@@ -36,7 +36,7 @@ def test_options_survive_a_trial(name: str) -> None:
 
 
 def test_an_unknown_workload_lists_the_known_ones_and_the_way_to_an_own_one() -> None:
-    known = "gpt2, lenet, mlp, resnet18, transformer"
+    known = "gpt2, lenet, mlp, moe, resnet18, transformer"
     with pytest.raises(
         UnknownName, match=rf"'resnet'\. Did you mean 'resnet18'\? Known: {known}\. Your own: --workload file\.py"
     ):

@@ -13,15 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scalelab.errors import UsageError
 from scalelab.worker.models.gpt2 import Gpt2
+from scalelab.worker.models.moe import Moe
 from scalelab.worker.models.networks import Lenet, Resnet18, make_mlp
 from scalelab.worker.models.transformer import make_transformer
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
-from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions, largest_divisor
+from scalelab.workloads.options import MlpOptions, MoeOptions, TransformerOptions, WorkloadOptions, largest_divisor
 from tests.worker.models.built import build, compute_loss, count_parameters
 
 MODELS: dict[type[Any], Callable[[Any], nn.Module]] = {
     MlpOptions: make_mlp,
+    MoeOptions: Moe,
     TransformerOptions: make_transformer,
     Gpt2Options: lambda options: Gpt2(options.shape, options.dropout),
     Resnet18Options: lambda options: Resnet18(options.norm == "batch"),
@@ -31,6 +33,7 @@ MODELS: dict[type[Any], Callable[[Any], nn.Module]] = {
 
 OPTIONS: dict[str, Callable[..., WorkloadOptions]] = {
     "mlp": MlpOptions,
+    "moe": MoeOptions,
     "transformer": TransformerOptions,
     "gpt2": Gpt2Options,
     "resnet18": Resnet18Options,
@@ -55,6 +58,8 @@ def name_options(value: object) -> str | None:
     [
         (MlpOptions(), 402_702_336),
         (MlpOptions(dim=7, depth=5), None),
+        (MoeOptions(), 1_256_704),
+        (MoeOptions(layers=1, width=24, heads=2, experts=3, sequence=10, vocabulary=30), None),
         (TransformerOptions(), 44_140_544),
         (TransformerOptions(features=1024, d_model=1024), None),
         (TransformerOptions(features=4096, d_model=4096), None),
@@ -90,6 +95,7 @@ def test_wide_transformers_have_the_published_millions(d_model: int, millions: f
         ("mlp", {"dim": 16, "depth": 3}, 16 * 16),
         # Random words are looked up, not multiplied: the gradient reaches down to the table.
         ("gpt2", {}, 0),
+        ("moe", {"width": 32, "capacity": 0.7, "sequence": 20}, 0),
         ("gpt2", {"sequence": 20, "vocabulary": 100}, 0),
         ("lenet", {}, 28 * 28 * 25 * 3 * 6),
         ("lenet", {"bias": "all"}, 28 * 28 * 25 * 3 * 6),
@@ -117,6 +123,7 @@ def test_operations_are_those_that_torch_counts_but_for_the_gradient_of_the_inpu
 def test_labels_tell_what_is_special() -> None:
     options: list[WorkloadOptions] = [
         MlpOptions(dim=64, depth=2),
+        MoeOptions(),
         TransformerOptions(d_model=1024, features=1024),
         Gpt2Options(size="small"),
         Resnet18Options(),
@@ -127,6 +134,7 @@ def test_labels_tell_what_is_special() -> None:
     ]
     assert [found.label for found in options] == [
         "mlp 64×2",
+        "moe 128×4",
         "transformer 1024",
         "gpt2 small",
         "resnet18",
@@ -141,6 +149,9 @@ def test_labels_tell_what_is_special() -> None:
     ("make", "message"),
     [
         (lambda: MlpOptions(dim=0), "--dim must be at least 1, got 0"),
+        (lambda: MoeOptions(experts=0), "--experts must be at least 1, got 0"),
+        (lambda: MoeOptions(capacity=0.0), "--capacity must be .*> 0, got 0"),
+        (lambda: MoeOptions(heads=3).check(), "--width 128 is not divisible by --heads 3: .* --heads 2"),
         (lambda: MlpOptions(depth=-1), "--depth must be at least 1, got -1"),
         (lambda: TransformerOptions(tgt_length=0), "--tgt-length must be at least"),
         (lambda: TransformerOptions(encoder_layers=0), "--encoder-layers must be at least"),

@@ -18,10 +18,14 @@ model and its root) that are sharded one by one:
                    gradient of its input in backward (Shoeybi et al. 2019)
     pp             every stage sends A bytes of activations to the next and A of their gradients to the one before,
                    over all micro-batches; first and last stage all-reduce weights that they share
+    ep             for every layer of experts: all-to-all of the slots that tokens are put into, to the experts and
+                   back, in forward and again in backward (Lepikhin et al. 2021); all-reduce of the gradients of all
+                   other parameters, and of a rank's experts on the dp axis
+    local-sgd      all-reduce of all parameters, in a step that averages; nothing in the others (Stich 2019)
     clipping       of sharded gradients: all-reduce of one number, the square of their norm, before the update
 
 One rank sends at least (Patarasuk & Yuan 2009, ring all-reduce) 2·M·(N − 1)/N bytes for an all-reduce of M bytes,
-M·(N − 1)/N for an all-gather or a reduce-scatter, and on average M·(N − 1)/N for a broadcast.
+M·(N − 1)/N for an all-gather, a reduce-scatter or an all-to-all, and on average M·(N − 1)/N for a broadcast.
 
 The size of a collective is that of the whole message, as nccl-tests defines it:
 
@@ -58,7 +62,7 @@ FLOAT_BYTES = 4
 """Statistics of batch norm are reduced in float32."""
 HALF_BYTES = 2
 """Of a gradient that a hook has compressed to 16 bits."""
-WIRE_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
+WIRE_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "all_to_all": 1.0}
 
 
 def count_wire_bytes(kind: str, payload_bytes: float, num_ranks: int) -> float | None:
@@ -181,6 +185,9 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "input_reductions": basis.reduced_bytes[1:],
         "hops": (basis.hop_bytes,),
         "tied": (basis.tied_bytes,),
+        "experts": (basis.expert_bytes,),
+        "exchanges": (basis.exchanged_bytes,),
+        "averages": (basis.averaged_bytes,),
     }[send.size]
     count = sum(size > 0 for size in pieces) if send.size in ("units", "inner_units", "unit_shards") else 0
     return replace(_expect(send.kind, send.purpose, send.phase, sum(pieces), count), axis=send.axis)

@@ -3,15 +3,17 @@
     pp     pipeline stages: each holds some of the layers
     dp     replicas: each has its own samples, gradients are averaged
     fsdp   shards of parameters, gradients and optimizer state; each has its own samples
+    ep     experts of a mixture-of-experts model; each has its own samples
     tp     pieces of every layer's matrices; all have the same samples
 
 Axes are ordered from the outside in, so neighbouring ranks share the axis that communicates most: rank r of a mesh
-pp × dp × fsdp × tp has the coordinates of r in mixed radix (as `init_device_mesh` of torch numbers them). A data rank
-is a rank's place among those with different samples: dp × fsdp of them.
+pp × dp × fsdp × ep × tp has the coordinates of r in mixed radix (as `init_device_mesh` of torch numbers them). A data
+rank is a rank's place among those with different samples: dp × fsdp × ep of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -29,6 +31,7 @@ class Mesh:
     pp: int = 1
     dp: int = 1
     fsdp: int = 1
+    ep: int = 1
     tp: int = 1
 
     @property
@@ -42,12 +45,12 @@ class Mesh:
 
     @property
     def num_ranks(self) -> int:
-        return self.pp * self.dp * self.fsdp * self.tp
+        return math.prod(self.sizes.values())
 
     @property
     def num_data_ranks(self) -> int:
         """Ranks with samples of their own."""
-        return self.dp * self.fsdp
+        return self.dp * self.fsdp * self.ep
 
     @property
     def text(self) -> str:
@@ -63,7 +66,7 @@ class Mesh:
 
     def find_data_rank(self, rank: int) -> int:
         place = self.locate(rank)
-        return place["dp"] * self.fsdp + place["fsdp"]
+        return (place["dp"] * self.fsdp + place["fsdp"]) * self.ep + place["ep"]
 
 
 AXES = tuple(field.name for field in fields(Mesh))

@@ -9,7 +9,7 @@ from scalelab.errors import UnknownName, UsageError
 from scalelab.records.devices import find_kind
 from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.strategies import STRATEGIES, find_strategy
+from scalelab.records.strategies import DEFAULT, STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
 
 
@@ -42,6 +42,12 @@ def check_strategy(trial: Trial) -> None:
     if trial.dtype == "float8" and not find_kind(trial.device).may_have_float8:
         raise UsageError(f"--dtype float8 needs a GPU that multiplies in 8 bits, got {trial.device}: use bfloat16")
     check_pipeline(trial)
+    run = trial.training_run
+    if run is not None and run.keep and not find_strategy(trial.strategy).has_equal_replicas:
+        raise UsageError(
+            f"--strategy {trial.strategy} has replicas that differ between ranks, and a checkpoint holds one: use"
+            f" --keep 0 to write none, or --strategy {DEFAULT}"
+        )
     for refusal in find_strategy(trial.strategy).refuses:
         value = getattr(trial.shape, refusal.field)
         if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):

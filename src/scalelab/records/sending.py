@@ -4,6 +4,31 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Literal
+
+from scalelab.records.settings import Phase
+
+Sized = Literal[
+    "gradients", "buffers", "units", "inner_units", "unit_shards", "parameters", "reductions", "input_reductions",
+    "hops", "tied", "experts", "exchanges", "averages",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Collectives that a strategy starts in every step; `analysis/traffic.py` gives their bytes."""
+
+    kind: str
+    purpose: str
+    phase: Phase
+    size: Sized
+    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, a rank's
+    shard of every unit, all parameters; the activations that a plan reduces, those that leave a stage, tied weights; a
+    rank's experts, the tokens that are sent to experts, the parameters that replicas average."""
+    option: str = ""
+    """The field of `Spreading` that turns them off; empty: they are always sent."""
+    axis: str = ""
+    """The axis of the mesh whose ranks take part; empty: all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +73,12 @@ class MessageBasis:
     """Pipeline: activations and gradients that this rank sends to other stages."""
     tied_bytes: int = 0
     """Pipeline: of the weights that its first and last stage share."""
+    expert_bytes: int = 0
+    """Expert parallelism: gradients of this rank's experts, where a mesh replicates them."""
+    exchanged_bytes: int = 0
+    """Expert parallelism: what this rank sends to experts and their results, in forward; as much again in backward."""
+    averaged_bytes: int = 0
+    """Local SGD: of the parameters that replicas average."""
     is_complete: bool = True
     """Whether all bytes follow from these sizes: not those of a plan of the user's own, of a sharded pipeline, or of
     activations that are computed twice."""

@@ -138,13 +138,20 @@ class Spreading:
     reshard_after_forward: bool = True
     """fsdp2 and hsdp: free gathered parameters after forward and gather them again for backward."""
     mesh: Annotated[str | None, tyro.conf.arg(metavar="AXIS=SIZE,…")] = None
-    """hsdp, tp and pp: ranks per axis (pp, dp, fsdp, tp), for example dp=2,tp=2. None: all ranks on the strategy's
-    own axis; for hsdp, two replicas."""
+    """hsdp, tp, pp and ep: ranks per axis (pp, dp, fsdp, ep, tp), for example dp=2,tp=2. None: all ranks on the
+    strategy's own axis; for hsdp, two replicas."""
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
     """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
     interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble."""
 
+    averaging_period: int = 8
+    """local-sgd: steps from one averaging of parameters to the next."""
+    averaging_warmup: int = 0
+    """local-sgd: steps with a gradient all-reduce, as in ddp, before replicas train alone (post-local SGD)."""
+
     def __post_init__(self) -> None:
+        check_at_least("averaging_period", self.averaging_period, 1)
+        check_at_least("averaging_warmup", self.averaging_warmup, 0)
         if self.bucket_mb is not None:
             check_positive("bucket_mb", self.bucket_mb)
         check_at_least("powersgd_rank", self.powersgd_rank, 1)

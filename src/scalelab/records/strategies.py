@@ -13,32 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 from scalelab.errors import UsageError
 from scalelab.records.mesh import Mesh, parse_mesh
-from scalelab.records.settings import Phase, Spreading
+from scalelab.records.sending import Send as Send
+from scalelab.records.settings import Spreading
 
 if TYPE_CHECKING:
     from scalelab.records.observations import Instrument
 
 StatePart = Literal["parameters", "gradients", "optimizer"]
-Sized = Literal[
-    "gradients", "buffers", "units", "inner_units", "unit_shards", "parameters", "reductions", "input_reductions",
-    "hops", "tied",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Send:
-    """Collectives that a strategy starts in every step; `analysis/traffic.py` gives their bytes."""
-
-    kind: str
-    purpose: str
-    phase: Phase
-    size: Sized
-    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, a rank's
-    shard of every unit, all parameters; the activations that a plan reduces, those that leave a stage, tied weights."""
-    option: str = ""
-    """The field of `Spreading` that turns them off; empty: they are always sent."""
-    axis: str = ""
-    """The axis of the mesh whose ranks take part; empty: all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +37,8 @@ class MemoryRules:
     """The phase that ends with the strategy's own gradients released."""
     updates_whole_parameters: bool = False
     """Whether a rank updates some parameters whole, and not its piece of each."""
+    averages_parameters: bool = False
+    """Whether all parameters are copied into one tensor after the update, to be averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +63,8 @@ class Strategy:
     ranks: Literal["one", "threads", "processes"] = "processes"
     """Whether it runs on one rank only, as replicas in the threads of one process, or as one process per rank."""
     optimizer: str = ""
-    """The function that makes the optimizer, as module:function: `(make, parameters) -> optimizer`; empty: as it is."""
+    """The function that makes the optimizer, as module:function: `(make, parameters, trial) -> optimizer`; empty: as it
+    is."""
     options: tuple[str, ...] = ()
     """The fields of `Spreading` that it takes."""
     shards: tuple[StatePart, ...] = ()
@@ -105,11 +89,13 @@ class Strategy:
     """The axes that its mesh may have, its own last; empty: it has no mesh."""
     has_phases: bool = True
     """Whether a step has a forward and a backward one after the other, to be timed apart."""
+    has_equal_replicas: bool = True
+    """Whether ranks that hold the same parameters hold the same values after every step."""
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks hold different parts of the computation, so that several share one sample."""
-        return bool({"tp", "pp"} & set(self.axes))
+        """Whether ranks hold different parts of the model, and not just pieces of its state."""
+        return bool({"tp", "pp", "ep"} & set(self.axes))
 
     @property
     def is_plain(self) -> bool:
@@ -145,7 +131,7 @@ ALL_PARTS: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer")
 GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")
 GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
 SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")
-OTHERS_OPTIONS = ("reshard_after_forward", "mesh", "pipeline_schedule")
+OTHERS_OPTIONS = ("reshard_after_forward", "mesh", "pipeline_schedule", "averaging_period", "averaging_warmup")
 DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name not in OTHERS_OPTIONS)
 DDP_SENDS = (
     Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
@@ -165,6 +151,12 @@ TIED = "tied weights"
 PP_SENDS = (
     Send(kind="send", purpose="activations", phase="forward", size="hops", axis="pp"),
     Send(kind="all_reduce", purpose=TIED, phase="forward", size="tied", axis="pp"),
+)
+EP_SENDS = (
+    Send(kind="all_to_all", purpose="tokens", phase="forward", size="exchanges", axis="ep"),
+    Send(kind="all_to_all", purpose="tokens", phase="backward", size="exchanges", axis="ep"),
+    Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
+    Send(kind="all_reduce", purpose="expert gradients", phase="backward", size="experts", axis="dp"),
 )
 FSDP2_RULES = MemoryRules(
     forward="arrive",
@@ -305,6 +297,27 @@ _KNOWN = (
             Refusal(field="compile", reason="a schedule calls stages by itself", instead="tp"),
         ),
     ),
+    Strategy(
+        name="ep",
+        description="expert parallelism: each rank has some of the experts, tokens reach theirs by all-to-all",
+        apply="scalelab.worker.strategies.experts:apply_ep",
+        options=("bucket_mb", "mesh"),
+        sends=EP_SENDS,
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
+        rebuilds_buckets=True,
+        axes=("dp", "ep"),
+    ),
+    Strategy(
+        name="local-sgd",
+        description="local SGD: ranks update their replicas alone and average parameters every few steps",
+        apply="scalelab.worker.strategies.local_sgd:apply_local_sgd",
+        optimizer="scalelab.worker.strategies.local_sgd:average_after_steps",
+        options=("bucket_mb", "averaging_period", "averaging_warmup"),
+        sends=(Send(kind="all_reduce", purpose="parameters", phase="optimizer", size="averages"),),
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets", averages_parameters=True),
+        rebuilds_buckets=True,
+        has_equal_replicas=False,
+    ),
 )
 
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _KNOWN}
@@ -354,9 +367,9 @@ def arrange_ranks(name: str, num_ranks: int, spreading: Spreading) -> Mesh:
     strategy = find_strategy(name, num_ranks)
     if not strategy.axes:
         return Mesh(dp=num_ranks)
-    *outer, own = strategy.axes
+    own = strategy.axes[-1]
     if not spreading.mesh:
-        replicas = 2 if outer == ["dp"] and num_ranks % 2 == 0 else 1
+        replicas = 2 if own == "fsdp" and num_ranks % 2 == 0 else 1
         return Mesh(**{"dp": replicas, own: num_ranks // replicas})
     mesh = parse_mesh(spreading.mesh)
     if mesh.num_ranks != num_ranks:

@@ -234,7 +234,9 @@ def make_turn(
         factory = factory.get(name)
     record = find_strategy(trial.strategy)
     make = functools.partial(make_optimizer, factory, optimization=trial.optimization)
-    optimizer = load(record.optimizer)(make, model.parameters()) if record.optimizer else make(model.parameters())
+    optimizer = (
+        load(record.optimizer)(make, model.parameters(), trial) if record.optimizer else make(model.parameters())
+    )
     if record.splits_model:
         avoid_lists(optimizer)
     loss = as_loss(loss.to(device, find_dtype(trial)) if isinstance(loss, nn.Module) else loss)

@@ -15,7 +15,7 @@ from scalelab.errors import UnknownName, UsageError
 from scalelab.records.trial import Option, from_builtins
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
-from scalelab.workloads.options import MlpOptions, TransformerOptions, WorkloadOptions
+from scalelab.workloads.options import MlpOptions, MoeOptions, TransformerOptions, WorkloadOptions
 from scalelab.workloads.source import (
     OwnWorkload,
     find_module,
@@ -30,6 +30,7 @@ BUILT_IN: dict[str, type[Any]] = {
     "gpt2": Gpt2Options,
     "lenet": LenetOptions,
     "mlp": MlpOptions,
+    "moe": MoeOptions,
     "resnet18": Resnet18Options,
     "transformer": TransformerOptions,
 }

@@ -1,4 +1,4 @@
-"""The interface of workload options, and the options of `mlp` and `transformer`.
+"""The interface of workload options, and the options of `mlp`, `moe` and `transformer`.
 
 A workload's options are a frozen dataclass whose fields are its flags. It knows its label, parameters and FLOPs without
 torch, and whether the options work together. Counts are closed forms that tests compare with torch's modules.
@@ -10,13 +10,14 @@ not counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import tyro
 
-from scalelab.checks import check_at_least, check_share
+from scalelab.checks import check_at_least, check_positive, check_share
 from scalelab.errors import UsageError
 
 NUM_POOLED_BATCHES = 4
@@ -34,10 +35,15 @@ class Divisible:
 
     tp: tuple[int, str] = (1, "plan for tensor parallelism")
     pp: tuple[int, str] = (1, "plan for a pipeline")
+    ep: tuple[int, str] = (1, "experts to split")
 
-    def find_obstacle(self, num_pieces: int, num_stages: int) -> str | None:
-        """Why a model cannot be split so; None: it can."""
-        for size, axis, (count, what) in ((num_pieces, "tp", self.tp), (num_stages, "pp", self.pp)):
+    def find_obstacle(self, num_pieces: int, num_stages: int, num_parts: int = 1) -> str | None:
+        """Why a model cannot be split so, into pieces of layers, stages and parts of the experts; None: it can."""
+        for size, axis, (count, what) in (
+            (num_pieces, "tp", self.tp),
+            (num_stages, "pp", self.pp),
+            (num_parts, "ep", self.ep),
+        ):
             if count % size:
                 stages = "stages" if axis == "pp" else "ranks"
                 has = f"{size} {stages} do not divide the {count} {what} of the model" if count > 1 else f"no {what}"
@@ -105,6 +111,90 @@ class MlpOptions:
 
     def flops_per_sample(self) -> float:
         return FLOPS_PER_MULTIPLY_ADD * self.depth * self.dim * self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Shape:
+    """The sizes that make a GPT-2 model."""
+
+    num_layers: int
+    num_heads: int
+    width: int
+    vocabulary: int
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeOptions:
+    """A small language model with a mixture of experts in every block, on random tokens, AdamW."""
+
+    layers: int = 2
+    """Number of blocks."""
+    width: int = 128
+    """Width of the model; an expert's hidden layer is four times as wide."""
+    heads: int = 4
+    """Attention heads; must divide --width."""
+    experts: int = 4
+    """Experts in every block; each token is sent to one of them."""
+    capacity: float = 1.25
+    """Slots of all experts over the tokens of a sample; tokens that find no slot pass by."""
+    sequence: int = 64
+    """Tokens per sample."""
+    vocabulary: int = 512
+    """Vocabulary size."""
+    dropout: float = 0.1
+    """Dropout probability."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "experts", "sequence", "vocabulary"):
+            check_at_least(name, getattr(self, name), 1)
+        check_positive("capacity", self.capacity)
+        check_share("dropout", self.dropout)
+
+    @property
+    def shape(self) -> Gpt2Shape:
+        return Gpt2Shape(
+            num_layers=self.layers,
+            num_heads=self.heads,
+            width=self.width,
+            vocabulary=self.vocabulary,
+            context=self.sequence,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens of one sample that an expert takes at most."""
+        return math.ceil(self.capacity * self.sequence / self.experts)
+
+    @property
+    def label(self) -> str:
+        return f"moe {self.width}×{self.experts}"
+
+    @property
+    def divisible(self) -> Divisible:
+        return Divisible(ep=(self.experts, "experts"))
+
+    def resolve(self) -> Self:
+        return self
+
+    def check(self) -> None:
+        if self.width % self.heads:
+            raise UsageError(
+                f"--width {self.width} is not divisible by --heads {self.heads}: use a divisor of {self.width}, such as"
+                f" --heads {largest_divisor(self.width, self.heads)}"
+            )
+
+    def count_parameters(self) -> int:
+        """Embeddings (the head shares the token table), per block attention, gate, norms and experts of 8·d²."""
+        d = self.width
+        block = 4 * d * d + 4 * d + 4 * d + d * self.experts + self.experts * 8 * d * d
+        return (self.vocabulary + self.sequence) * d + self.layers * block + 2 * d
+
+    def flops_per_sample(self) -> float:
+        """As of gpt2, with 8·d² for every slot, filled or not, instead of every token."""
+        d, t = self.width, self.sequence
+        block = t * (4 * d * d + 2 * d * t + d * self.experts) + self.experts * self.num_slots * 8 * d * d
+        return FLOPS_PER_MULTIPLY_ADD * (self.layers * block + t * d * self.vocabulary)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,11 +29,15 @@ SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("tp", 4, {"mesh": "fsdp=2,tp=2"}),
     ("pp", 2, {"pipeline_schedule": "interleaved"}),
     ("pp", 4, {"mesh": "pp=2,tp=2"}),
+    ("ep", 2, {}),
+    ("ep", 4, {"mesh": "dp=2,ep=2"}),
+    ("local-sgd", 2, {}),
 ]
 
 
 def make_fields(strategy: str, num_ranks: int, options: dict[str, Any]) -> dict[str, Any]:
-    return CASES["gpt2"] | {
+    moe = {"workload": "moe", "options": {"sequence": 16, "vocabulary": 64, "dropout": 0.0}}
+    return (moe if strategy == "ep" else CASES["gpt2"]) | {
         "global_batch": 8,
         "strategy": strategy,
         "num_ranks": num_ranks,

@@ -103,6 +103,7 @@ def test_every_optimizer_moves_the_parameters(name: str) -> None:
         ("mlp", {"dim": 2, "depth": 1}, torch.optim.Adam, {"lr": 1e-3}),
         ("transformer", {"samples": 2, "d_model": 8, "features": 8, "feedforward": 8}, torch.optim.Adam, {"lr": 1e-3}),
         ("gpt2", {}, torch.optim.AdamW, {"lr": 3e-4, "weight_decay": 0.1}),
+        ("moe", {}, torch.optim.AdamW, {"lr": 3e-4, "weight_decay": 0.1}),
         ("resnet18", {}, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}),
         ("lenet", {}, torch.optim.SGD, {"lr": 0.001, "momentum": 0.9, "weight_decay": 0}),
     ],

@@ -80,7 +80,7 @@ def test_a_step_has_the_same_samples_on_any_ranks_in_any_number_of_passes(num_ra
     assert [len(samples) for samples in steps] == [GLOBAL_BATCH] * NUM_POOLED_BATCHES
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "resnet18", "lenet", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", "moe", "gpt2", "resnet18", "lenet", "transformer"])
 def test_ranks_and_passes_of_a_built_in_workload_share_the_samples_of_one(name: str) -> None:
     small: dict[str, Any] = {
         "mlp": {"dim": 4, "depth": 1},

@@ -12,8 +12,10 @@ from scalelab.records.trial import Status, StepPlan
 from tests.records import count_steps
 from tests.worker.trials import launch, make_trial
 
-SPREAD = tuple(list_strategies(lambda strategy: strategy.has_processes and not strategy.splits_model))
-"""Every strategy with one process and a whole model per rank; `test_meshes.py` has those that split it."""
+SPREAD = tuple(
+    list_strategies(lambda known: known.has_processes and known.has_equal_replicas and not known.splits_model)
+)
+"""Every strategy with one process and a whole model per rank; `test_meshes.py` has the others."""
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=5, phase_steps=0, comm_free_steps=0, cycles=1)
 BRIEF = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)
@@ -29,6 +31,7 @@ SMALL_TRANSFORMER = {
     "dropout": 0.0,
 }
 SMALL_GPT2 = {"size": "tiny", "sequence": 16, "vocabulary": 64, "dropout": 0.0}
+SMALL_MOE = {"width": 16, "heads": 2, "sequence": 16, "vocabulary": 64, "dropout": 0.0}
 SLOWLY = Optimization(optimizer="sgd", lr=0.001)
 """At the workload's own 0.1 a step on four images is a leap, and rounding grows tenfold with each."""
 
@@ -40,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "resnet18": {"workload": "resnet18", "options": {"norm": "none"}, "global_batch": 4, "optimization": SLOWLY}
     | {"plan": BRIEF},
 }
+MOE = {"workload": "moe", "options": SMALL_MOE, "global_batch": 8}
+"""Apart from the others: it came after 0.1.0, whose losses are kept for those."""
 SYNCHRONISED = {
     "workload": "resnet18",
     "options": {"norm": "batch", "width": 16},

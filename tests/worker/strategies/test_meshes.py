@@ -6,17 +6,24 @@ gradient a sum over micro-batches, and float32 additions in another order differ
 
 from __future__ import annotations
 
+import itertools
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scalelab.analysis.traffic import compare_messages, expect_messages
+from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.trial import Status
-from tests.worker.strategies.cases import BRIEF, CASES, read_losses
+from scalelab.records.refusals import check_strategy
+from scalelab.records.settings import Optimization, Spreading, StepShape, TrainingRun
+from scalelab.records.tasks import Train
+from scalelab.records.trial import Status, Trial
+from scalelab.worker.models.load import as_loss, load_workload
+from tests.worker.strategies.cases import BRIEF, CASES, MOE, PLAN, read_losses
 from tests.worker.strategies.test_equality import ROUNDING
 from tests.worker.trials import launch, make_trial
 
@@ -36,7 +43,13 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,dp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,tp=2"}),
+    ("ddp", 2, "moe", {}),
+    ("fsdp2", 2, "moe", {}),
+    ("ep", 2, "moe", {}),
+    ("ep", 4, "moe", {}),
+    ("ep", 4, "moe", {"mesh": "dp=2,ep=2"}),
 ]
+SPLIT_CASES = CASES | {"moe": MOE}
 
 
 @pytest.mark.parametrize(("strategy", "num_ranks", "case", "options"), SPLITS, ids=str)
@@ -44,10 +57,10 @@ def test_losses_are_those_of_one_rank_and_bytes_those_of_theory(
     launcher: LocalLauncher, tmp_path: Path, strategy: str, num_ranks: int, case: str, options: dict[str, Any]
 ) -> None:
     (tmp_path / "alone").mkdir()
-    alone = read_losses(launcher, tmp_path / "alone", "single", 1, **CASES[case] | {"plan": BRIEF})
+    alone = read_losses(launcher, tmp_path / "alone", "single", 1, **SPLIT_CASES[case] | {"plan": BRIEF})
     instruments = ("messages", *(("pipeline",) if strategy == "pp" else ()))
     fields = {"strategy": strategy, "num_ranks": num_ranks, "plan": BRIEF, "instruments": instruments}
-    trial = make_trial(**CASES[case] | fields | {"spreading": Spreading(**options)})
+    trial = make_trial(**SPLIT_CASES[case] | fields | {"spreading": Spreading(**options)})
     result = launch(launcher, trial, tmp_path / "together")
     assert result.status is Status.COMPLETED, result.reason
     assert list(result.losses().values()) == pytest.approx(alone, rel=ROUNDING)
@@ -66,10 +79,89 @@ def test_losses_are_those_of_one_rank_and_bytes_those_of_theory(
             assert 0 <= report.pipeline.idle_share < 1
 
 
-def test_a_step_of_several_passes_is_split_too(launcher: LocalLauncher, tmp_path: Path) -> None:
-    alone = read_losses(launcher, tmp_path, "single", 1, **CASES["gpt2"])
-    shape = StepShape(micro_batch=2)
-    assert read_losses(launcher, tmp_path, "tp", 2, shape=shape, **CASES["gpt2"]) == pytest.approx(alone, rel=ROUNDING)
+@pytest.mark.parametrize(("strategy", "case"), [("tp", "gpt2"), ("ep", "moe")])
+def test_a_step_of_several_passes_is_split_too(
+    launcher: LocalLauncher, tmp_path: Path, strategy: str, case: str
+) -> None:
+    fields = SPLIT_CASES[case] | {"plan": BRIEF}
+    alone = read_losses(launcher, tmp_path, "single", 1, **fields)
+    for shape in (StepShape(micro_batch=2), StepShape(checkpointing="full")):
+        found = read_losses(launcher, tmp_path, strategy, 2, shape=shape, **fields)
+        assert found == pytest.approx(alone, rel=ROUNDING), shape
+
+
+def simulate_local_sgd(trial: Trial, num_steps: int) -> list[float]:
+    """Replicas side by side in this process, averaged by the rule of the page: the mean loss of every step."""
+    replicas = []
+    for rank in range(trial.num_ranks):
+        torch.manual_seed(trial.seed)
+        workload = load_workload(trial, rank)
+        replicas.append(
+            (workload, torch.optim.SGD(workload.model.parameters(), lr=0.1), itertools.cycle(workload.batches))
+        )
+    losses, options = [], trial.spreading
+    for step in range(num_steps):
+        found = []
+        for workload, optimizer, batches in replicas:
+            optimizer.zero_grad()
+            loss = as_loss(workload.loss)(workload.model, next(batches))
+            loss.backward()
+            found.append(loss.item())
+        losses.append(statistics.fmean(found))
+        every = [[p for group in optimizer.param_groups for p in group["params"]] for _, optimizer, _ in replicas]
+        if step < options.averaging_warmup:
+            average_alike([[p.grad for p in one] for one in every])
+        for _, optimizer, _ in replicas:
+            optimizer.step()
+        after = step - options.averaging_warmup
+        if after >= 0 and after % options.averaging_period == 0:
+            average_alike([[p.data for p in one] for one in every])
+    return losses
+
+
+def average_alike(replicas: list[list[Any]]) -> None:
+    for alike in zip(*replicas, strict=True):
+        mean = torch.stack(alike).mean(0)
+        for tensor in alike:
+            tensor.copy_(mean)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [
+        (2, {"averaging_period": 1}),
+        (2, {"averaging_period": 3, "averaging_warmup": 2}),
+        (4, {"averaging_period": 2}),
+    ],
+    ids=str,
+)
+def test_local_sgd_trains_as_replicas_that_are_averaged_by_hand(
+    launcher: LocalLauncher, tmp_path: Path, num_ranks: int, options: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = CASES["mlp"] | {"optimization": Optimization(optimizer="sgd", lr=0.1), "plan": PLAN}
+    spreading = Spreading(**options)
+    trial = make_trial(
+        **fields, strategy="local-sgd", num_ranks=num_ranks, spreading=spreading, instruments=("messages",)
+    )
+    result = launch(launcher, trial, tmp_path / "trial")
+    assert result.status is Status.COMPLETED, result.reason
+    losses = list(result.losses().values())
+    assert losses == pytest.approx(simulate_local_sgd(trial, len(losses)), rel=ROUNDING)
+    together = read_losses(launcher, tmp_path, "ddp", num_ranks, **fields)
+    is_ddp = options["averaging_period"] == 1
+    assert (losses == pytest.approx(together, rel=ROUNDING)) == is_ddp
+    for report in result.ranks:
+        (message,) = report.messages
+        assert report.message_basis is not None
+        assert (message.kind, message.purpose, message.phase) == ("all_reduce", "parameters", "optimizer")
+        assert message.payload_bytes == report.message_basis.averaged_bytes == 4 * 2 * (16 * 16 + 16)
+
+
+def test_replicas_that_differ_are_not_checkpointed() -> None:
+    task = Train(run=TrainingRun(steps=2))
+    with pytest.raises(UsageError, match=r"local-sgd has replicas that differ between ranks.*: use --keep 0"):
+        check_strategy(make_trial(strategy="local-sgd", task=task))
+    check_strategy(make_trial(strategy="local-sgd", task=Train(run=TrainingRun(steps=2, keep=0))))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +179,11 @@ def test_a_step_of_several_passes_is_split_too(launcher: LocalLauncher, tmp_path
         (
             {"strategy": "pp", "options": {"dim": 16, "depth": 3}},
             "2 stages do not divide the 3 layers of the model: use",
+        ),
+        ({"strategy": "ep"}, "mlp has no experts that ep could split: use moe, or --strategy ddp"),
+        (
+            {"strategy": "ep", **MOE, "options": {"experts": 3}},
+            "ep=2: 2 ranks do not divide the 3 experts of the model: use",
         ),
     ],
     ids=str,

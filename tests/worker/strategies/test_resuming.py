@@ -15,7 +15,7 @@ import pytest
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.trial import Status, Trial, TrialResult
-from tests.worker.strategies.cases import CASES
+from tests.worker.strategies.cases import CASES, MOE
 from tests.worker.strategies.test_equality import ROUNDING
 from tests.worker.test_training_run import forget_the_end, make_course, read_losses, run
 from tests.worker.trials import launch
@@ -62,6 +62,23 @@ def test_a_run_continues_on_its_own_mesh_and_on_another(
     forget_the_end(whole, tmp_path / "same", 2)
     again = run(launcher, make_gpt2(LAYOUTS[number], checkpoint_every=2), tmp_path / "same")
     assert read_losses(again) == read_losses(whole)
+
+
+def test_experts_are_read_by_a_layout_that_holds_them_all_and_back(launcher: LocalLauncher, tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [
+        {"strategy": "ep", "num_ranks": 2},
+        {"strategy": "ddp", "num_ranks": 2},
+        {"strategy": "ep", "num_ranks": 4, "spreading": Spreading(mesh="dp=2,ep=2")},
+    ]
+    whole = run(launcher, make_course(4, **MOE | layouts[0], checkpoint_every=1), tmp_path / "whole")
+    place = tmp_path / "whole" / "checkpoints"
+    for number, layout in enumerate(layouts[1:]):
+        (newest,) = sorted(place.glob("step-*"))[-2:-1]  # the last but one: the end is not continued
+        shutil.copytree(newest, tmp_path / f"kept{number}" / newest.name)
+        trial = make_course(4, **MOE | layout, checkpoints=str(tmp_path / f"kept{number}"), checkpoint_every=1)
+        found = list(run(launcher, trial, tmp_path / f"t{number}").losses().items())
+        assert found == [(3, pytest.approx(whole.losses()[3], rel=ROUNDING))], layout
+        place = tmp_path / f"kept{number}"
 
 
 def test_what_changes_learning_is_refused(

@@ -104,7 +104,8 @@ class Layouts(Study):
     def sort_meshes(self) -> tuple[list[Mesh], dict[str, str]]:
         """The meshes that can run, replicas alone first, and why others cannot."""
         fitting, left_out = [], {}
-        for mesh in map(parse_mesh, self.meshes) if self.meshes else list_meshes(self.ranks):
+        listed = list_meshes(self.ranks, list_axes(self.job))
+        for mesh in map(parse_mesh, self.meshes) if self.meshes else listed:
             reason = find_obstacle(self.job, mesh, self.global_batch)
             if reason is None:
                 fitting.append(mesh)
@@ -169,6 +170,12 @@ class Layouts(Study):
         )
 
 
+def list_axes(job: Job) -> tuple[str, ...]:
+    """The axes that meshes are made of: that of experts only for a model that has some."""
+    sizes: Divisible = getattr(job.built_in, "divisible", Divisible())
+    return tuple(axis for axis in AXES if axis != "ep" or sizes.ep != Divisible.ep)
+
+
 def name_mesh(mesh: Mesh) -> str:
     """A mesh as the name of a configuration."""
     return mesh.text.replace("=", "").replace(",", "-")
@@ -210,7 +217,7 @@ def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
         has_tp = has_tp or has_plan or is_in_library(job.workload)  # the ranks say where a library's model has none
         anything = (0, "")
         sizes = Divisible(tp=anything if has_tp else Divisible.tp, pp=anything if has_pp else Divisible.pp)
-    return sizes.find_obstacle(mesh.tp, stages)
+    return sizes.find_obstacle(mesh.tp, stages, mesh.ep)
 
 
 def list_columns(sweep: Sweep) -> Iterator[Field[Arm]]:

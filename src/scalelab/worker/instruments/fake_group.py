@@ -99,18 +99,20 @@ def join_fake_group(num_ranks: int, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def build_fake(trial: Trial, rank: int) -> Iterator[Training]:
-    """One rank of the job under its strategy, without memory, a loss scale or delays."""
+def build_fake(trial: Trial, rank: int, *, replicates: bool = True) -> Iterator[Training]:
+    """One rank of the job under its strategy, without memory, a loss scale or delays; `ep` also without its DDP."""
     trial = replace(
         trial,
         options={name: 0 if name == "workers" else value for name, value in trial.options.items()},
         perturbation=Perturbation(),
         shape=replace(trial.shape, compile=False),
     )
-    has_reducer = find_strategy(trial.strategy).rebuilds_buckets
+    has_reducer = replicates and find_strategy(trial.strategy).rebuilds_buckets
     with ExitStack() as stack:
         fake_mode = None if has_reducer else stack.enter_context(stay_fake())
         stack.enter_context(answer_for_memory())
+        if not replicates:
+            stack.enter_context(patch("scalelab.worker.strategies.experts.replicate_rest", lambda model, *_: model))
         seed_everything(trial.seed)
         workload = load_workload(trial, 0)  # every rank gets as many samples
         if fake_mode is not None:
@@ -118,7 +120,8 @@ def build_fake(trial: Trial, rank: int) -> Iterator[Training]:
         device = torch.device("cpu") if has_reducer else choose_fake_device(trial.device)
         training = dress_workload(workload, trial, rank, device)
         for replicated in list_replicas(training.model):
-            replicated.register_comm_hook(None, average_gradients)
+            if not replicated._comm_hooks:
+                replicated.register_comm_hook(None, average_gradients)
         yield replace(training, scaler=None, synchronize=lambda: None)
 
 

@@ -34,13 +34,16 @@ from scalelab.records.observations import Message, MessageBasis, RankReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
-from scalelab.worker.step import take_step
+from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.experts import find_experts
+from scalelab.worker.strategies.local_sgd import find_average
 from scalelab.worker.strategies.meshes import GROUPS
 from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import count_reduced, count_sent, list_tied
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
 from scalelab.worker.training import Training, find_dtype
 from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.workloads.options import MoeOptions
 
 NAMESPACES = ("c10d", "_c10d_functional")
 OPERATOR_NAMES = (
@@ -76,6 +79,11 @@ def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport
     strategy = find_strategy(trial.strategy)
     if training.clip_norm is not None and strategy.count_shards("gradients", trial.num_ranks) > 1:
         basis = replace(basis, clip_bytes=8 if trial.dtype == "float64" else 4)
+    average = find_average(training.optimizer)
+    if average is not None:
+        while not average.is_next:
+            take_step(training, mark_nothing)
+        basis = replace(basis, averaged_bytes=basis.gradient_bytes)
     recorder = CallRecorder()
     with recorder, count_buffers(training.model) as sent:
         take_step(training, recorder.end_phase)
@@ -186,10 +194,10 @@ def name_purpose(call: StartedCollective, phase: str, strategy: str) -> str:
     """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
-    if call.kind == "all_reduce" and phase == "optimizer":
-        return "gradient norm"
     sends, wanted = find_strategy(strategy).sends, (call.kind, phase, call.axis)
-    return next((send.purpose for send in sends if (send.kind, send.phase, send.axis) == wanted), "")
+    is_clipping = call.kind == "all_reduce" and phase == "optimizer"
+    other = "gradient norm" if is_clipping else ""
+    return next((send.purpose for send in sends if (send.kind, send.phase, send.axis) == wanted), other)
 
 
 def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:
@@ -197,6 +205,8 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
     mesh, size = trial.mesh, find_dtype(trial).itemsize
     if not find_strategy(trial.strategy).axes:
         return basis
+    if find_experts(model):
+        return describe_experts(trial, model, basis)
     if mesh.fsdp == 1:
         basis = replace(basis, shard_bytes=basis.unit_bytes, unit_bytes=())
     elif mesh.dp > 1:
@@ -217,6 +227,28 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
             tied_bytes=sum(measure_local(weight) for weight in tied),
         )
     return basis
+
+
+def describe_experts(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:
+    """What tokens take on their way to experts and back, and the gradients of experts beside those of the rest.
+
+    Activation checkpointing sends them once more.
+    """
+    every = find_experts(model).values()
+    if "ep" not in find_strategy(trial.strategy).axes:
+        return basis
+    weights = [weight for experts in every for weight in experts.parameters() if weight.requires_grad]
+    options: Any = BUILT_IN[trial.workload](**trial.options) if trial.workload in BUILT_IN else None
+    slots = options.experts * options.num_slots * options.width if isinstance(options, MoeOptions) else 0
+    sent = 2 * len(every) * trial.batch_per_rank * slots * find_dtype(trial).itemsize
+    return replace(
+        basis,
+        gradient_bytes=basis.gradient_bytes - sum(weight.numel() * weight.element_size() for weight in weights),
+        num_gradients=basis.num_gradients - sum(weight.numel() for weight in weights),
+        expert_bytes=sum(map(measure_local, weights)) if trial.mesh.dp > 1 else 0,
+        exchanged_bytes=sent if trial.mesh.ep > 1 else 0,
+        is_complete=isinstance(options, MoeOptions) and trial.shape.checkpointing == "none",
+    )
 
 
 def measure_local(weight: torch.Tensor) -> int:

@@ -6,7 +6,8 @@ a plain loop is: torch's own DTensor and schedule decide what is alive. Ranks th
 memory, so one of every pipeline stage is looked at, and the one that takes the most is reported. Of a long pipeline two
 stages at either end: those between hold the same layers, and no more micro-batches than the second.
 
-What `fully_shard` adds on the axes `dp` and `fsdp` follows by its rules, from the pieces that `tp` leaves. In a
+What `fully_shard` adds on the axes `dp` and `fsdp` follows by its rules, from the pieces that `tp` leaves, and so do
+the buckets of DDP, which `ep` puts around everything but experts. In a
 pipeline it holds gradients and gathered parameters over several micro-batches; that has no rules and is refused.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scalelab.analysis.memory import MemoryAccount, account_step
@@ -30,6 +32,7 @@ from scalelab.worker.device import choose_fake_device
 from scalelab.worker.instruments.fake_group import build_fake, join_fake_group
 from scalelab.worker.memory.forecast import Recorder, forecast_memory, list_units
 from scalelab.worker.memory.recording import localise, make_report
+from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.training import Training
 
 
@@ -58,11 +61,11 @@ def forecast_split(trial: Trial, report: RankReport) -> RankReport:
             f"memory cannot be estimated for --mesh {mesh.text}: a sharded pipeline keeps gathered parameters over"
             " micro-batches, which has no rules; use an axis tp beside pp, or measure it"
         )
-    inner = Mesh(pp=mesh.pp, tp=mesh.tp)
+    inner = Mesh(pp=mesh.pp, tp=mesh.tp, ep=mesh.ep)
     alone = replace(
         trial,
         num_ranks=inner.num_ranks,
-        global_batch=trial.batch_per_rank,
+        global_batch=trial.batch_per_rank * inner.num_data_ranks,
         spreading=replace(trial.spreading, mesh=inner.text if inner.num_ranks > 1 else None),
     )
     ends = sorted({0, min(1, mesh.pp - 1), max(0, mesh.pp - 2), mesh.pp - 1})
@@ -73,7 +76,7 @@ def forecast_split(trial: Trial, report: RankReport) -> RankReport:
 
 def _forecast_rank(alone: Trial, trial: Trial, rank: int) -> tuple[MemoryAccount, int | None, int]:
     """The account of one rank, and what else a report says of it."""
-    with join_fake_group(alone.num_ranks, rank), build_fake(alone, rank) as training:
+    with join_fake_group(alone.num_ranks, rank), build_fake(alone, rank, replicates=False) as training:
         recorder = SplitRecorder(training, choose_fake_device(trial.device), trial)
         recorder.run()
         sharding = _describe_sharding(trial, training)
@@ -87,9 +90,15 @@ def _describe_sharding(trial: Trial, training: Training) -> Sharding:
         strategy=adapt_to_mesh(find_strategy(trial.strategy), trial.mesh),
         num_ranks=trial.mesh.fsdp,
         unit_bytes=tuple(count_bytes(parameters) for parameters in list_units(training.model)),
-        gradient_bytes=count_bytes([one for one in training.model.parameters() if one.requires_grad]),
+        gradient_bytes=count_bytes(list_replicated(training.model)),
         has_scratch=trial.device == "cpu",
     )
+
+
+def list_replicated(model: nn.Module) -> list[nn.Parameter]:
+    """The trained parameters that are no expert: those whose gradients DDP puts into buckets."""
+    experts = {id(weight) for part in find_experts(model).values() for weight in part.parameters()}
+    return [one for one in model.parameters() if one.requires_grad and id(one) not in experts]
 
 
 def count_bytes(tensors: Sequence[torch.Tensor]) -> int:

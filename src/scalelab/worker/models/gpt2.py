@@ -35,7 +35,8 @@ from scalelab.checks import check_at_least
 from scalelab.data.shards import Shard, open_shard
 from scalelab.errors import UsageError
 from scalelab.worker.batches.drawn import draw_batches
-from scalelab.workloads.gpt2_options import Gpt2Options, Gpt2Shape
+from scalelab.workloads.gpt2_options import Gpt2Options
+from scalelab.workloads.options import Gpt2Shape
 from scalelab.workloads.workload import BuildContext, Workload
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -161,7 +162,7 @@ class Gpt2(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(TransformerBlock(shape, dropout) for _ in range(shape.num_layers))
         self.norm = nn.LayerNorm(shape.width)
-        self.apply(_initialise)
+        self.apply(initialise_weights)
         nn.init.normal_(self.positions.weight, std=0.01)
         residual_std = 0.02 / math.sqrt(2 * shape.num_layers)
         for name, parameter in self.named_parameters():
@@ -176,10 +177,10 @@ class Gpt2(nn.Module):
         return functional.linear(self.norm(x), self.tokens.weight)
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise_weights(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 

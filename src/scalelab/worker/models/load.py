@@ -21,6 +21,7 @@ from scalelab.errors import UsageError
 from scalelab.records.trial import Trial
 from scalelab.worker.batches.stream import load_tests, share_samples
 from scalelab.worker.models.gpt2 import build_gpt2
+from scalelab.worker.models.moe import build_moe
 from scalelab.worker.models.networks import build_lenet, build_mlp, build_resnet18
 from scalelab.worker.models.transformer import build_transformer
 from scalelab.worker.strategies.plans import OWN
@@ -32,6 +33,7 @@ BUILDERS: dict[str, Callable[[Any, BuildContext], Workload]] = {
     "gpt2": build_gpt2,
     "lenet": build_lenet,
     "mlp": build_mlp,
+    "moe": build_moe,
     "resnet18": build_resnet18,
     "transformer": build_transformer,
 }

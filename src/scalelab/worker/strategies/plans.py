@@ -56,7 +56,7 @@ def check_divisible(trial: Trial) -> None:
         return
     mesh, per_rank = trial.mesh, STAGES_PER_RANK[trial.spreading.pipeline_schedule]
     stages = mesh.pp * per_rank if mesh.pp > 1 else 1
-    obstacle = sizes.find_obstacle(mesh.tp if sizes.tp[0] > 1 else 1, stages if sizes.pp[0] > 1 else 1)
+    obstacle = sizes.find_obstacle(mesh.tp if sizes.tp[0] > 1 else 1, stages if sizes.pp[0] > 1 else 1, mesh.ep)
     if obstacle is not None:
         raise UsageError(f"{obstacle}: use a divisor")
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from scalelab.records.trial import Trial
 from scalelab.worker.optimizers import Factory
 
 
-def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter], _: Trial) -> torch.optim.Optimizer:
     """The optimizer that `make` gives, of this rank's share of the parameters, under torch's wrapper.
 
     torch's package of distributed optimizers is loaded here: every rank would carry it otherwise.
@@ -25,7 +26,7 @@ def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter]) -> torch.
         warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)  # of optimizers beside it in the package
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    def make_own(groups: Any, **_: Any) -> torch.optim.Optimizer:
+    def make_own(groups: Any, **__: Any) -> torch.optim.Optimizer:
         return make(groups)
 
     kind: Any = make_own

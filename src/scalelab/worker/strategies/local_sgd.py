@@ -1,0 +1,84 @@
+"""`local-sgd`: every rank updates its own replica, and parameters are averaged every few steps (Stich 2019).
+
+With `averaging_warmup` the first steps all-reduce gradients, as `ddp` does, before replicas train alone (post-local
+SGD, Lin et al. 2020): DDP with torch's own hook for it. Parameters are averaged after the first step that was taken
+alone and then once per `averaging_period` steps, as torch's PeriodicModelAverager counts.
+
+Parameters are averaged in place, by one all-reduce of a copy of all of them. torch's averager would put every
+parameter into that copy instead, and whoever holds the old storage would no longer hold the parameter.
+
+What an optimizer remembers (momentum, moments) stays a rank's own. With a period of 1 and plain SGD the replicas are
+those of `ddp`, up to rounding; with any other the losses are not those of one rank, by design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from scalelab.records.trial import Trial
+from scalelab.worker.optimizers import Factory
+
+
+def apply_local_sgd(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
+    """Replicas whose gradients are averaged only while warming up."""
+    replicated = DistributedDataParallel(
+        model.to(device),
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=trial.spreading.bucket_mb,
+        broadcast_buffers=False,
+    )
+    alone = PostLocalSGDState(
+        process_group=None,
+        subgroup=None,
+        start_localSGD_iter=trial.spreading.averaging_warmup,
+        post_local_gradient_allreduce=False,
+    )
+    replicated.register_comm_hook(alone, post_localSGD_hook)
+    return replicated
+
+
+class PeriodicAverage:
+    """Averages parameters after every so many steps of their optimizer."""
+
+    def __init__(self, parameters: list[nn.Parameter], period: int, warmup: int) -> None:
+        self._parameters, self._period, self._warmup = parameters, period, warmup
+        self.num_steps = 0
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the step that comes averages."""
+        return self.num_steps >= self._warmup and (self.num_steps - self._warmup) % self._period == 0
+
+    @torch.no_grad()
+    def __call__(self, *_: Any) -> None:
+        is_due, self.num_steps = self.is_next, self.num_steps + 1
+        if not is_due:
+            return
+        copied = torch.cat([parameter.flatten() for parameter in self._parameters]).div_(dist.get_world_size())
+        dist.all_reduce(copied)
+        pieces = copied.split([parameter.numel() for parameter in self._parameters])
+        for parameter, piece in zip(self._parameters, pieces, strict=True):
+            parameter.copy_(piece.view_as(parameter))
+
+
+def average_after_steps(make: Factory, parameters: Iterable[nn.Parameter], trial: Trial) -> torch.optim.Optimizer:
+    """The optimizer that `make` gives; it averages its parameters over ranks where a period ends."""
+    every = list(parameters)
+    optimizer = make(every)
+    trained = [parameter for parameter in every if parameter.requires_grad]
+    average = PeriodicAverage(trained, trial.spreading.averaging_period, trial.spreading.averaging_warmup)
+    optimizer.register_step_post_hook(average)
+    optimizer.average = average  # type: ignore[attr-defined]
+    return optimizer
+
+
+def find_average(optimizer: torch.optim.Optimizer) -> PeriodicAverage | None:
+    """What averages the parameters of an optimizer; None: nothing does."""
+    return getattr(optimizer, "average", None)
