@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scalelab.api import compare, open, plan, predict, quantize, resume, run, trace  # noqa: A004, F401 - sl.open
+    from scalelab.api import compare, plan, predict, quantize, resume, run, trace
+    from scalelab.api import open as open  # noqa: A004 - sl.open, which is not in __all__
     from scalelab.errors import ScalelabError
     from scalelab.launch.fake import FakeLauncher
     from scalelab.launch.launcher import Launcher

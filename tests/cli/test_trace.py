@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scalelab.cli.app import main
+from scalelab.trace import job_trace
 from tests.answers.traces import build_rank
 from tests.trace.build import TraceBuilder
 
@@ -117,3 +120,24 @@ def test_what_cannot_work_ends_in_one_sentence(
     assert words in printed.err
     assert len(printed.err.splitlines()) == 1
     assert not printed.out
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_document_byte_for_byte(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install 'scalelab[dask]'")
+    monkeypatch.chdir(traces.parent)
+    assert run(traces.name, "--json", "one.json", "--html", "one.html", "--jobs", "1") == 0
+    words = ["trace", traces.name, "--json", "dask.json", "--html", "dask.html", "--dask", "local", "--jobs", "2"]
+    done = subprocess.run([sys.executable, "-m", "scalelab", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "Wrote dask.html\nWrote dask.json\n")
+    for ending in ("json", "html"):
+        assert Path(f"one.{ending}").read_bytes() == Path(f"dask.{ending}").read_bytes()
+
+
+def test_a_scheduler_that_does_not_answer_is_named(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install 'scalelab[dask]'")
+    monkeypatch.setattr(job_trace, "DASK_SECONDS", 0.2)
+    assert run(traces, "--dask", "tcp://127.0.0.1:1") == 1
+    assert "no Dask scheduler answers at tcp://127.0.0.1:1" in capsys.readouterr().err

@@ -154,6 +154,7 @@ def test_local_names_are_answered(client: Client) -> None:
 
 def test_two_thousand_headers_or_a_long_line_do_not_end_the_server(client: Client) -> None:
     assert client.ask("/" + "a" * 70_000)[0] == 414
+    assert client.ask("/report?" + "run=x&" * 2_000)[:2] == (400, "an address has at most 1000 fields\n")
     assert client.ask("/api/runs?q=" + "%20".join(["x"] * 5_000))[0] == 200
     assert client.ask("/api/runs?from=99999999999999999999&q=%ff%00")[0] == 200
     assert client.ask("/api/runs")[0] == 200

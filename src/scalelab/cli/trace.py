@@ -57,6 +57,9 @@ class TraceFlags:
     """Maximum rows in tables of names, gaps, streams and steps."""
     jobs: int = 0
     """Processes that read the files; 0: one per core for more than 8 files, else one."""
+    dask: Annotated[Optional[str], tyro.conf.arg(metavar="ADDRESS")] = None  # noqa: UP045 - as in output.py
+    """Read the files on the Dask scheduler at this address, such as tcp://host:8786, whose workers see them. local: on
+    --jobs workers of this machine."""
 
     def check(self) -> None:
         """Refuse invalid flags before anything is read."""
@@ -105,7 +108,7 @@ class Trace:
                 raise UsageError(f"{flag} cannot be used with --hta")
             if path is not None:
                 check_writable(path, flag)
-        for name in ("step", "communication", "compute", "time-unit") if self.hta else ():
+        for name in ("step", "communication", "compute", "time-unit", "dask") if self.hta else ():
             field_name = name.replace("-", "_")
             if getattr(self.reading, field_name) != getattr(TraceFlags(), field_name):
                 raise UsageError(f"--{name} cannot be used with --hta")
@@ -274,7 +277,9 @@ def read_view(
         communication=reading.communication,
         compute=reading.compute,
         counters=make_counters(steps, is_overview=is_overview, most_events=most_events),
-        num_processes=reading.jobs or (len(os.sched_getaffinity(0)) if len(files) > FEW_FILES else 1),
+        num_processes=reading.jobs
+        or (len(os.sched_getaffinity(0)) if len(files) > FEW_FILES or reading.dask is not None else 1),
+        dask=reading.dask,
         say=lambda file, number: say_progress(file, number, len(files)),
     )
     view = TraceView(job=job, steps=steps, top=reading.top, has_charts=has_charts)

@@ -61,6 +61,7 @@ HEAD_SECONDS = 10.0
 """Within which a client must have sent its request; then its connection is closed."""
 MOST_BODY_BYTES = 10_000
 MOST_COMPARED = 50
+MOST_FIELDS = 1000
 MOST_FILE_BYTES = 64 * 1024 * 1024
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self';"
@@ -143,7 +144,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         """Send what a path asks for."""
         parts = urlsplit(self.path)
-        every = parse_qs(parts.query, max_num_fields=1000)
+        try:
+            every = parse_qs(parts.query, max_num_fields=MOST_FIELDS)
+        except ValueError:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"an address has at most {MOST_FIELDS} fields") from None
         asked = {name: values[0] for name, values in every.items()}
         names = [unquote(name) for name in parts.path.split("/")[1:]]
         library = self.server.library

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.groups import list_members
@@ -73,16 +74,23 @@ def read_ranks(
     compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
     num_processes: int = 1,
+    dask: str | None = None,
     say: Callable[[Path, int], None] | None = None,
 ) -> JobTrace:
-    """Read the files of a job, in several processes if asked. Raises `TraceUnreadable` if one is not a trace.
+    """Read the files of a job, in several processes or on a Dask scheduler if asked. Raises `TraceUnreadable` if one is
+    not a trace.
 
     Only what `read_rank` returns is kept of a file. `say` is called with every file, and its number, in order.
     """
     read = partial(read_rank, ns_per_tick=ns_per_tick, communication=communication, compute=compute, counters=counters)
     traces = []
     with ExitStack() as stack:
-        found = map(read, paths) if num_processes < 2 else stack.enter_context(_Pool(num_processes)).map(read, paths)
+        if dask is not None:
+            found = stack.enter_context(_DaskPool(dask, num_processes)).map(read, paths)
+        else:
+            found = (
+                map(read, paths) if num_processes < 2 else stack.enter_context(_Pool(num_processes)).map(read, paths)
+            )
         for number, path in enumerate(paths, start=1):
             if say is not None:
                 say(path, number)
@@ -115,6 +123,56 @@ class _Pool:
             raise TraceUnreadable(
                 "a process that read traces was killed, probably for want of memory: use fewer --jobs"
             ) from None
+
+
+LOCAL_DASK = "local"
+"""Instead of an address: a cluster of this machine, for as long as files are read."""
+
+
+class _DaskPool:
+    """Workers of a Dask scheduler that read files, which all of them must see; an error leaves the rest unread."""
+
+    def __init__(self, address: str, num_processes: int) -> None:
+        try:
+            from distributed import Client, LocalCluster
+        except ImportError:
+            raise TraceUnreadable("--dask needs Dask, which is not installed: pip install 'scalelab[dask]'") from None
+        self._stack, self._futures = ExitStack(), list[Any]()
+        place: Any = address
+        if address == LOCAL_DASK:
+            place = LocalCluster(n_workers=num_processes, threads_per_worker=1, dashboard_address=None)
+            self._stack.callback(place.close)
+        try:
+            self._client = self._stack.enter_context(Client(place, timeout=DASK_SECONDS, set_as_default=False))
+        except (OSError, ValueError) as error:
+            self._stack.close()
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TraceUnreadable(
+                f"no Dask scheduler answers at {address} ({said}): start one with dask scheduler, or use --dask local"
+            ) from None
+
+    def __enter__(self) -> _DaskPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.cancel(self._futures)
+        self._stack.close()
+
+    def map(self, read: Callable[[Path], RankTrace], paths: Sequence[Path]) -> Iterator[RankTrace]:
+        from distributed import KilledWorker
+
+        self._futures = self._client.map(read, [path.resolve() for path in paths], pure=False)
+        try:
+            for path in paths:  # each is let go as soon as it is here
+                yield replace(self._futures.pop(0).result(), path=path)
+        except KilledWorker:
+            raise TraceUnreadable(
+                "Dask workers that read traces were killed, probably for want of memory: give them more"
+            ) from None
+
+
+DASK_SECONDS = 15.0
+"""How long a scheduler may take to answer."""
 
 
 def combine_ranks(traces: Sequence[RankTrace]) -> JobTrace:
