@@ -44,7 +44,7 @@ function formatDuration(seconds) {
 }
 
 function table(headers, rows) {
-  const head = make("tr", {}, ...headers.map(([title, kind]) => make("th", { scope: "col", className: kind }, title)));
+  const head = make("tr", {}, ...headers.map(([title, kind]) => title ? make("th", { scope: "col", className: kind }, title) : make("td", {})));
   return make("div", { className: "box" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
