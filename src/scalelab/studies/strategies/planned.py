@@ -19,6 +19,7 @@ from scalelab.predict.layouts import Layout
 from scalelab.predict.network_model import find_hop
 from scalelab.predict.transformer_shape import Transformer
 from scalelab.records.mesh import Mesh
+from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Section, Table
@@ -110,8 +111,10 @@ def time_phases(trial: Trial) -> Trial:
 def describe_layout(trial: Trial) -> Layout:
     """A trial as a layout of `plan`, which knows no replicas of shards: all data ranks shard then."""
     mesh: Mesh = trial.mesh
-    is_sharded = mesh.fsdp > 1 or trial.strategy.startswith("fsdp")
-    zero = 3 if is_sharded else 1 if trial.strategy == "zero1" else 0
+    strategy = find_strategy(trial.strategy, trial.num_ranks)
+    shards_all = mesh.fsdp > 1 if strategy.axes else "parameters" in strategy.shards
+    shards_optimizer = not strategy.axes and "optimizer" in strategy.shards
+    zero = 3 if shards_all else 1 if shards_optimizer else 0
     return Layout(tensor=mesh.tp, pipeline=mesh.pp, data=mesh.num_data_ranks, micro_batch=count_pass(trial), zero=zero)
 
 
