@@ -112,6 +112,35 @@ def test_a_late_host_decides_the_step(tmp_path: Path) -> None:
     assert finding.subject == "host"
 
 
+def test_a_host_that_polls_a_kernel_waits_for_it(tmp_path: Path) -> None:
+    """As DeepEP's dispatch does: the host reads the number of tokens from memory until the kernel has written it."""
+    builder = TraceBuilder(num_ranks=1).launch("cudaLaunchKernel", 0, 2, 1).kernel("gemm", 10, 4000, correlation=1)
+    builder.launch("cudaLaunchKernel", 20, 2, 2).kernel("notify", 4012, 500, correlation=2)
+    builder.launch("cudaLaunchKernel", 4490, 2, 3).kernel("dispatch", 4520, 300, correlation=3)
+    found = find([builder], tmp_path)
+    pieces = found.sum_by_piece()
+    assert pieces[StepPiece.COMPUTE][1] > 4_700_000
+    assert pieces.get(StepPiece.HOST, (0, 0))[1] < 10_000
+    assert {one.change: one.span_ns for one in found.what_ifs}["gemm takes no time"] < 900_000
+
+
+def test_a_host_that_is_late_for_another_reason_does_not_poll(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1).launch("cudaLaunchKernel", 0, 2, 1).kernel("gemm", 10, 4000, correlation=1)
+    builder.launch("cudaLaunchKernel", 4490, 2, 2).kernel("gemm", 4500, 300, correlation=2)
+    assert find([builder], tmp_path).sum_by_piece()[StepPiece.HOST] == (1, 4_490_000)
+
+
+def test_a_path_among_others_that_are_nearly_as_long_is_named_so(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(10):  # one stream is always busy, the host launches the last kernel of the other late
+        builder.launch("cudaLaunchKernel", number, 1, number + 1)
+        builder.kernel("gemm", 10 + 100 * number, 100, correlation=number + 1)
+    builder.launch("cudaLaunchKernel", 950, 1, 20).kernel("add", 960, 60, stream=8, correlation=20)
+    (finding,) = summarise_critical(find([builder], tmp_path))
+    assert finding.subject == "host"
+    assert "93 % host, but other chains are nearly as long: without it, the step is only 1.0 % shorter" in finding.text
+
+
 def test_the_path_crosses_to_the_rank_that_comes_last(tmp_path: Path) -> None:
     builders = [TraceBuilder(rank=rank) for rank in range(2)]
     for rank, builder in enumerate(builders):

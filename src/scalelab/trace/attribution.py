@@ -4,9 +4,10 @@ A kernel belongs to the call that launched it (they share a correlation number),
 on its thread at that moment: the innermost operator, `nn.Module`, annotation (`record_function`) and line of the user's
 own code. Modules and lines are in the trace if it was recorded with stacks (`with_stack=True`).
 
-    backward    launched inside an autograd node
-    optimizer   launched inside `Optimizer.step` or `Optimizer.zero_grad`
-    forward     the rest
+    backward      launched inside an autograd node
+    optimizer     launched inside `Optimizer.step` or `Optimizer.zero_grad`
+    forward       launched inside any other operator or `nn.Module`
+    unattributed  the rest: nothing around the launch says what it is for
 
 A kernel of backward has the module, annotation and line of the forward operator with the same sequence number of
 autograd. A CUDA graph hides what it runs: its kernels belong to where the graph was launched. Kernels without a
@@ -33,7 +34,8 @@ from scalelab.trace.rank_trace import Tables
 from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct
 from scalelab.trace.work import Work
 
-FORWARD, BACKWARD, OPTIMIZER, UNKNOWN = "forward", "backward", "optimizer", "no recorded launch"
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+UNATTRIBUTED, UNKNOWN = "unattributed", "no recorded launch"
 GRAPH = "CUDA graph"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)\b")
@@ -194,7 +196,8 @@ class AttributionCounter:
         rows = zip(calls["correlation"].tolist(), calls["name"].tolist(), operator, is_optimizer.tolist(), sequence,
                    place(calls), node.tolist(), events, strict=True)  # fmt: skip
         for correlation, call, asked_by, is_update, number, where, in_node, event in rows:
-            phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD
+            is_inside = asked_by >= 0 or where[0] > 0
+            phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD if is_inside else UNATTRIBUTED
             known = self._forward.get(number, where) if phase == BACKWARD and where == NOWHERE else where
             key = (phase, call, asked_by, known)
             asked = self._numbers.get(key)

@@ -8,14 +8,15 @@ between:
                   `NEAR_NS` of the end of a kernel on another stream, and later than both, it waited for that one
     collective    of matched ranks: all kernels have begun, then the transfer
     synchronize   the host waits for the last kernel that ended before the call returned
+    poll          the host calls nothing until the end of the kernel launched last, or its last tenth: it read memory
+                  that this kernel writes (DeepEP's dispatch waits for the number of tokens so)
 
 If the host is ahead (the first kernel was queued behind the step before), the step begins with its first kernel, and
 what the host did before costs nothing. What all this does not explain stays as a delay of the moment ("other wait"), so
 the recorded times come out exactly. The critical path is the chain of last moments back from the end of the step; its
-pieces add up to the step. "What if" sets pieces to zero and times the graph anew; unexplained delays stay.
-Threads of the host that launch are taken
-as one: forward, backward and optimizer alternate. Nothing else changes: kernels that then have the device for
-themselves do not run faster.
+pieces add up to the step. "What if" sets pieces to zero and times the graph anew; unexplained delays stay. Threads of
+the host that launch are taken as one: forward, backward and optimizer alternate. Nothing else changes: kernels that
+then have the device for themselves do not run faster.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MOST_RECORDS = 100_000
 """A step with more kernels and calls of the host, over all ranks, is left out."""
 NEAR_NS = 20_000
 LONGEST_LATENCY_NS = 100_000
-"""A kernel that begins later after its launch waited for something else."""
+"""A kernel that begins later after its launch waited for something else; a host that polls calls nothing for longer."""
 _WAITS = re.compile(r"Synchronize")
 
 Times = NDArray[np.int64]
@@ -57,11 +58,8 @@ class StepPiece(StrEnum):
     """Nothing: one comes after the other."""
 
 
-_PIECES: dict[int, StepPiece] = {
-    Kind.COMPUTE: StepPiece.COMPUTE,
-    Kind.COMMUNICATION: StepPiece.TRANSFER,
-    Kind.COPY: StepPiece.COPY,
-}
+_PIECES = dict[int, StepPiece](enumerate((StepPiece.COMPUTE, StepPiece.TRANSFER, StepPiece.COPY)))
+"""By the kind of a kernel."""
 
 
 class EdgeLabel(NamedTuple):
@@ -244,13 +242,8 @@ class CriticalCounter:
         is_whole = self._num_kept <= MOST_RECORDS
         kept = found if is_whole else found[:0]
         on_device = kept["on_device"].astype(bool)
-        return StepRecords(
-            step=self._number,
-            names=self._names,
-            kernels=kept.compress(on_device),
-            calls=kept.compress(~on_device),
-            is_whole=is_whole,
-        )
+        kernels, calls = kept.compress(on_device), kept.compress(~on_device)
+        return StepRecords(step=self._number, names=self._names, kernels=kernels, calls=calls, is_whole=is_whole)
 
 
 @dataclass
@@ -309,7 +302,7 @@ def _add_rank(
 ) -> _RankMoments:  # fmt: skip
     numbers = step.kernels["correlation"]
     begin, end = graph.extend(starts.tolist()), graph.extend(ends.tolist())
-    launched = _add_calls(graph, root, step, host, call_starts, call_ends, ends, end)
+    launched = _add_calls(graph, root, step, host, call_starts, call_ends, ends, begin, end)
     delays = [graph.times[begin[place]] - graph.times[launched[number]]
               for place, number in enumerate(numbers.tolist()) if number in launched]  # fmt: skip
     usual = min(max(0, sorted(delays)[int(0.05 * (len(delays) - 1))]), LONGEST_LATENCY_NS) if delays else 0
@@ -321,12 +314,8 @@ def _add_rank(
     nearest = by_end[np.maximum(befores, 0)]
     columns = (starts, befores, nearest, starts[nearest], ends[nearest], step.kernels["lane"], numbers)
     rows, end_times = list(zip(*(column.tolist() for column in columns), strict=True)), ends.tolist()
-    launch, unknown, first, times = (
-        graph.number(StepPiece.LAUNCH),
-        graph.number(StepPiece.OTHER),
-        graph.times[root],
-        graph.times,
-    )
+    launch, unknown = graph.number(StepPiece.LAUNCH), graph.number(StepPiece.OTHER)
+    first, times = graph.times[root], graph.times
     for place in order:
         moment, (time, before, other, other_start, near, lane, number) = begin[place], rows[place]
         known = None
@@ -349,7 +338,7 @@ def _add_rank(
 
 def _add_calls(
     graph: Graph, root: int, step: StepRecords, host: str, starts: Times, ends: Times, kernel_ends: Times,
-    moments: Sequence[int],
+    begins: Sequence[int], moments: Sequence[int],
 ) -> dict[int, int]:  # fmt: skip
     """The calls of the host one after the other; the moments of launches by correlation number."""
     launched: dict[int, int] = {}
@@ -359,11 +348,21 @@ def _add_calls(
     by_start = np.argsort(starts, kind="stable")
     waits = {number for number in find_distinct(step.calls["name"]).tolist() if _WAITS.search(step.names[number])}
     columns = (starts, ends, step.calls["correlation"], step.calls["name"])
+    places = {number: place for place, number in enumerate(step.kernels["correlation"].tolist())}
+    returned, last = time, -1
     for start, stop, number, name in zip(*(column[by_start].tolist() for column in columns), strict=True):
         moment = graph.add(start)
-        graph.join(before, moment, start - time, label)
+        began, ended_at = (graph.times[one[last]] for one in (begins, moments)) if last >= 0 else (0, 0)
+        early = min((ended_at - began) // 10, LONGEST_LATENCY_NS)
+        if start - returned > LONGEST_LATENCY_NS and ended_at - early <= start <= ended_at + NEAR_NS and last >= 0:
+            kernel = _PIECES[int(step.kernels["kind"][last])], step.names[step.kernels["name"][last]]
+            graph.join(begins[last], moment, start - began, graph.number(*kernel))
+            graph.join(before, moment, max(0, returned - time), label)
+        else:
+            graph.join(before, moment, start - time, label)
         launched[number] = moment
-        before, time = moment, start
+        last = places.get(number, last)
+        before, time, returned = moment, start, max(returned, stop)
         if name in waits:
             latest = int(np.searchsorted(ended, stop, side="right")) - 1
             if latest >= 0 and int(ended[latest]) > start:

@@ -91,7 +91,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"all_?reduce|cross_device_reduce|quick_?reduce|one_shot|two_shot", "all_reduce"),
     (r"reduce_?scatter", "reduce_scatter"),
     (r"all_?gather|allgather", "all_gather"),
-    (r"all_?to_?all|alltoall|dispatch|combine", "all_to_all"),
+    (r"all_?to_?all|alltoall|dispatch|combine|(deep_ep|(inter|intra)node(_ll)?)::(\w+::)*\w*notify", "all_to_all"),
     (r"broadcast|bcast", "broadcast"),
     (r"barrier", "barrier"),
     (r"send_?recv", "send_recv"),

@@ -19,7 +19,16 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNKNOWN, Caller, CallerTime, add_asked
+from scalelab.trace.attribution import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    UNATTRIBUTED,
+    UNKNOWN,
+    Caller,
+    CallerTime,
+    add_asked,
+)
 from scalelab.trace.idle import SHORT
 from scalelab.trace.kinds import MODULE
 from scalelab.trace.launches import LIMIT, LONG_CALL_NS, LONG_DELAY_NS
@@ -215,7 +224,7 @@ def name_lane(view: TraceView, rank: int, lane: Lane) -> str:
     return f"{lane.process}/{lane.thread}" if lane.is_device and has_several else lane.thread
 
 
-FLAMES = (FORWARD, BACKWARD, OPTIMIZER, UNKNOWN)
+FLAMES = (FORWARD, BACKWARD, OPTIMIZER, UNATTRIBUTED, UNKNOWN)
 MOST_BOXES = 400
 NARROWEST = 1 / 500
 """Boxes of the flame graph that are narrower are left out."""

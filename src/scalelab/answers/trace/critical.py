@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from scalelab.answers.trace.tables import note_more
@@ -37,7 +37,9 @@ class CriticalStep:
     num_ranks: int
     span_ns: int
     path: Sequence[PathPiece]
-    what_ifs: Sequence[RetimedStep]
+    what_ifs: Sequence[RetimedStep] = ()
+    without_main_ns: int | None = None
+    """What the step takes if the main piece of its path takes no time; None: that piece is what nothing explains."""
 
     def sum_by_piece(self) -> dict[StepPiece, tuple[int, int]]:
         """Pieces and nanoseconds, the most first."""
@@ -68,8 +70,10 @@ def find_critical_step(view: TraceView) -> CriticalStep | None:
     except ValueError:  # collectives of ranks that are paired crosswise
         return None
     number = next(iter(steps.values())).step
-    found = CriticalStep(number, len(steps), timing.span_ns, timing.walk(), ())
-    return CriticalStep(number, len(steps), timing.span_ns, found.path, list(list_what_ifs(timing, found)))
+    found = CriticalStep(number, len(steps), timing.span_ns, timing.walk())
+    main = next(iter(found.sum_by_piece()), StepPiece.OTHER)
+    without = timing.measure_without(partial(_is_piece, (main,))) if main is not StepPiece.OTHER else None
+    return replace(found, what_ifs=list(list_what_ifs(timing, found)), without_main_ns=without)
 
 
 def choose_ranks(view: TraceView) -> dict[int, StepRecords]:
@@ -175,7 +179,7 @@ def _make_what_ifs(step: CriticalStep) -> Iterator[Table]:
 
 
 FEWEST_SAVED = 0.25
-"""Of the main piece's share: where no change saves more, the path is one of several that are nearly as long."""
+"""Of the main piece's share: if the step without that piece saves less, other chains are nearly as long."""
 
 
 def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
@@ -188,8 +192,9 @@ def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
     share = min(1.0, total / step.span_ns)
     which = "the trace" if step.step is None else f"step {step.step}"
     without = f"; if {best.change}, it is {format_share(saved)} shorter" if best and saved else ""
-    if best and saved is not None and saved < FEWEST_SAVED * share:
-        without = f", but other chains are nearly as long: the largest single change saves {format_share(saved)}"
+    alone = 1 - step.without_main_ns / step.span_ns if step.without_main_ns is not None else share
+    if alone < FEWEST_SAVED * share:
+        without = f", but other chains are nearly as long: without it, the step is only {format_share(alone)} shorter"
     yield CRITICAL(
         str(piece),
         f"The critical path of {which} is {format_share(share)} {piece}{without}.",

@@ -31,14 +31,14 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, WorkTime
+from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNATTRIBUTED, WorkTime
 from scalelab.trace.events import LARGEST_INTEGER, Readings
 from scalelab.trace.waiting import ALIASES
 from scalelab.trace.windows import find_edges
 from scalelab.units import format_bytes, format_quantity, format_share
 
 PHASE_TIME = FindingKind(
-    "phases", "Device time in forward, backward and optimizer", DETAIL, (FORWARD, BACKWARD, OPTIMIZER)
+    "phases", "Device time in forward, backward and optimizer", DETAIL, (FORWARD, BACKWARD, OPTIMIZER, UNATTRIBUTED)
 )
 UTILIZATION = FindingKind(
     "flop-utilization", "Operations of products and attention over the peak of the device", DETAIL,
@@ -336,12 +336,14 @@ def summarise_efficiency(view: TraceView) -> Iterator[Finding]:
     whole = sum(one.total_ns for one in times)
     shares = {
         phase: sum(one.total_ns for one in times if one.asked.phase == phase) / whole if whole else 0.0
-        for phase in (FORWARD, BACKWARD, OPTIMIZER)
+        for phase in (FORWARD, BACKWARD, OPTIMIZER, UNATTRIBUTED)
     }
     if shares[BACKWARD]:
-        listed = ", ".join(f"{format_share(share)} {phase}" for phase, share in shares.items())
-        text = f"Of the device time, {listed}."
-        yield PHASE_TIME("", text, forward=shares[FORWARD], backward=shares[BACKWARD], optimizer=shares[OPTIMIZER])
+        shown = [(phase, share) for phase, share in shares.items() if share or phase != UNATTRIBUTED]
+        listed = ", ".join(f"{format_share(share)} {phase}" for phase, share in shown)
+        outside = " (launched outside of any operator or module)" if shares[UNATTRIBUTED] else ""
+        values: dict[str, Any] = dict(shares)
+        yield PHASE_TIME("", f"Of the device time, {listed}{outside}.", **values)
     yield from _summarise_utilization(view, whole)
     peaks = {rank: int(trace.memory[:, 1].max()) for rank, trace in view.ranks.items() if len(trace.memory)}
     if peaks:
