@@ -20,8 +20,17 @@ from dataclasses import dataclass, fields
 from scalelab.errors import UsageError
 
 EXAMPLE = "dp=2,tp=2"
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2, "zbv": 2}
 """By the schedule of a pipeline."""
+IN_ROUNDS = ("interleaved", "zero-bubble")
+"""Schedules that take micro-batches in rounds of as many as there are ranks."""
+
+
+def list_stages(schedule: str, place: int, num_ranks: int) -> list[int]:
+    """The stages of one rank of a pipeline: every so many, or with zbv down the ranks and up again (a V)."""
+    if schedule == "zbv":
+        return [place, 2 * num_ranks - 1 - place]
+    return [place + chunk * num_ranks for chunk in range(STAGES_PER_RANK[schedule])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.devices import find_kind
-from scalelab.records.mesh import STAGES_PER_RANK
+from scalelab.records.mesh import IN_ROUNDS
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import DEFAULT, STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
@@ -69,7 +69,7 @@ def check_pipeline(trial: Trial) -> None:
             f" micro-batches: use at least {stages} equal ones (a larger batch or a smaller --micro-batch)"
         )
     schedule = trial.spreading.pipeline_schedule
-    if STAGES_PER_RANK[schedule] > 1 and count % stages:
+    if schedule in IN_ROUNDS and count % stages:
         raise UsageError(
             f"--pipeline-schedule {schedule} needs micro-batches in multiples of {stages} stages, got {count}: change"
             " --micro-batch"

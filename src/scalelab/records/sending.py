@@ -113,9 +113,9 @@ class PipelineTimes:
         """The idle share by theory, with p ranks, m micro-batches and v stages per rank: (p − 1)/(v·m + p − 1).
 
         Of stages that all take as long and messages that take no time (Huang et al. 2019; Narayanan et al. 2021 for v).
-        None for zero-bubble: it depends on how long the gradients of weights take (Qi et al. 2023).
+        None for zero-bubble and zbv: it depends on how long the gradients of weights take (Qi et al. 2023).
         """
-        if self.schedule == "zero-bubble":
+        if self.schedule in ("zero-bubble", "zbv"):
             return None
         waiting = self.num_ranks - 1
         return waiting / (self.stages_per_rank * self.num_micro_batches + waiting)

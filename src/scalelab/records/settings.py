@@ -140,9 +140,10 @@ class Spreading:
     mesh: Annotated[str | None, tyro.conf.arg(metavar="AXIS=SIZE,…")] = None
     """hsdp, tp, pp and ep: ranks per axis (pp, dp, fsdp, ep, tp), for example dp=2,tp=2. None: all ranks on the
     strategy's own axis; for hsdp, two replicas."""
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"] = "1f1b"
     """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
-    interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble."""
+    interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble;
+    zbv: zero-bubble with stages in a V, so that rank 0 has the first and the last."""
 
     averaging_period: int = 8
     """local-sgd: steps from one averaging of parameters to the next."""

@@ -28,6 +28,7 @@ SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("tp", 2, {}),
     ("tp", 4, {"mesh": "fsdp=2,tp=2"}),
     ("pp", 2, {"pipeline_schedule": "interleaved"}),
+    ("pp", 2, {"pipeline_schedule": "zbv"}),
     ("pp", 4, {"mesh": "pp=2,tp=2"}),
     ("ep", 2, {}),
     ("ep", 4, {"mesh": "dp=2,ep=2"}),

@@ -38,6 +38,8 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "zero-bubble"}),
+    ("pp", 2, "gpt2", {"pipeline_schedule": "zbv"}),
+    ("pp", 4, "deep-mlp", {"pipeline_schedule": "zbv"}),
     ("hsdp", 4, "gpt2", {}),
     ("tp", 4, "gpt2", {"mesh": "fsdp=2,tp=2"}),
     ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),
@@ -49,7 +51,7 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("ep", 4, "moe", {}),
     ("ep", 4, "moe", {"mesh": "dp=2,ep=2"}),
 ]
-SPLIT_CASES = CASES | {"moe": MOE}
+SPLIT_CASES = CASES | {"moe": MOE, "deep-mlp": CASES["mlp"] | {"options": {"dim": 16, "depth": 8}}}
 
 
 @pytest.mark.parametrize(("strategy", "num_ranks", "case", "options"), SPLITS, ids=str)

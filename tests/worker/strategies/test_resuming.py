@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ranks
 LAYOUTS: list[dict[str, Any]] = [
     {"strategy": "single", "num_ranks": 1},
     {"strategy": "tp", "num_ranks": 4, "spreading": Spreading(mesh="fsdp=2,tp=2")},
-    {"strategy": "pp", "num_ranks": 2, "spreading": Spreading(pipeline_schedule="interleaved")},
+    {"strategy": "pp", "num_ranks": 2, "spreading": Spreading(pipeline_schedule="zbv")},
     {"strategy": "zero1", "num_ranks": 2, "shape": StepShape(micro_batch=1)},
     {"strategy": "pp", "num_ranks": 4, "spreading": Spreading(mesh="pp=2,fsdp=2")},
 ]

@@ -224,7 +224,7 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
         basis = replace(
             basis,
             hop_bytes=size * model.num_hops * count_sent(trial),
-            tied_bytes=sum(measure_local(weight) for weight in tied),
+            tied_bytes=sum(measure_local(weight) for weight in tied) if len(tied) == 1 else 0,
         )
     return basis
 

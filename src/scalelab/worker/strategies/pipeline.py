@@ -4,6 +4,8 @@
     1f1b          one forward, one backward, so that fewer activations are alive (Narayanan et al. 2019)
     interleaved   1f1b with two stages on every rank: half the bubble, more messages (Narayanan et al. 2021)
     zero-bubble   interleaved, with the gradients of weights computed where a rank would wait (Qi et al. 2023)
+    zbv           the same with stages in a V: rank 0 has the first and the last, the last rank two neighbours (Qi et
+                  al. 2024)
 
 A schedule runs backward inside what the loop calls the loss: `StagedModel.run` takes the workload's own loss of model
 and batch and does the whole step but the update. Two facts make any workload fit: called with a stand-in for the model,
@@ -29,12 +31,13 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scalelab.errors import UsageError
-from scalelab.records.mesh import STAGES_PER_RANK
+from scalelab.records.mesh import STAGES_PER_RANK, list_stages
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_synchronize
 from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_units
@@ -46,6 +49,7 @@ SCHEDULES: dict[str, Any] = {
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
 }
 
 
@@ -92,9 +96,9 @@ class StagedModel(nn.Module):
         """What its tensors are called in the whole model, by their names here."""
         self.runners, self.num_micro_batches = runners, trial.num_micro_batches
         self.gives_loss = runners[-1].is_last
-        kind = trial.spreading.pipeline_schedule
-        given = runners if STAGES_PER_RANK[kind] > 1 else runners[0]
-        self._schedule = SCHEDULES[kind](given, n_microbatches=self.num_micro_batches, loss_fn=self._judge)
+        self._kind = trial.spreading.pipeline_schedule
+        given = runners if STAGES_PER_RANK[self._kind] > 1 else runners[0]
+        self._schedule = SCHEDULES[self._kind](given, n_microbatches=self.num_micro_batches, loss_fn=self._judge)
         self._tied = tied
         self._loss: Loss | None = None
         self._parts: list[Any] = []
@@ -102,8 +106,13 @@ class StagedModel(nn.Module):
 
     @property
     def num_hops(self) -> int:
-        """How many neighbours its stages send every micro-batch to: activations to the next, gradients back."""
-        return sum((not stage.is_first) + (not stage.is_last) for stage in self.runners)
+        """How many neighbours its stages send every micro-batch to: activations to the next, gradients back.
+
+        Two neighbours on one rank send each other nothing.
+        """
+        sent = sum((not stage.is_first) + (not stage.is_last) for stage in self.runners)
+        numbers = [stage.stage_index for stage in self.runners]
+        return sent - 2 * sum(number + 1 in numbers for number in numbers)
 
     def run(self, loss: Loss, batch: Any) -> torch.Tensor:
         """Forward and backward of all micro-batches; the loss of the batch where this rank has it, otherwise 0."""
@@ -140,7 +149,8 @@ class StagedModel(nn.Module):
         own = {runner.stage_index: stage for runner, stage in zip(self.runners, self.stages, strict=True)}
         for number in range(self.runners[0].num_stages):
             result = [own[number](*passed) if number in own else None]
-            dist.broadcast_object_list(result, group=group, group_src=number % size)
+            holder = next(rank for rank in range(size) if number in list_stages(self._kind, rank, size))
+            dist.broadcast_object_list(result, group=group, group_src=holder)
             passed = result[0] if isinstance(result[0], tuple) else (result[0],)
         return passed[0] if len(passed) == 1 else passed
 
@@ -169,10 +179,16 @@ class StagedModel(nn.Module):
         return self._loss(lambda *_, **__: output, self._parts[0])
 
     def _add_tied(self) -> None:
-        if self._tied is not None:
-            weight, group = self._tied
-            gradient = weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
-            dist.all_reduce(gradient, group=group)
+        """Add up the gradients of a table that two stages hold: between their ranks, or here where one has both."""
+        if self._tied is None:
+            return
+        weights, group = self._tied
+        found = [one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad for one in weights]
+        if len(found) == 1:
+            dist.all_reduce(found[0], group=group)
+        else:
+            found[0].add_(found[1])
+            found[1].copy_(found[0])
 
 
 def cut_batch(batch: Any, num_parts: int) -> list[Any]:
@@ -209,10 +225,10 @@ def apply_pp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     if trial.mesh.pp == 1:
         return shard_units(model, mesh, trial) if trial.num_data_ranks > 1 else model
     group = mesh.get_group("pp")
-    per_rank = STAGES_PER_RANK[trial.spreading.pipeline_schedule]
-    num_stages, place = per_rank * trial.mesh.pp, dist.get_rank(group)
+    schedule = trial.spreading.pipeline_schedule
+    num_stages = STAGES_PER_RANK[schedule] * trial.mesh.pp
     cut = cut_stages(model, num_stages, trial.workload)
-    numbers = [place + chunk * trial.mesh.pp for chunk in range(per_rank)]
+    numbers = list_stages(schedule, dist.get_rank(group), trial.mesh.pp)
     own = nn.ModuleList(cut[number] for number in numbers)
     names = name_tensors(own, model)
     if trial.num_data_ranks > 1:
@@ -237,10 +253,15 @@ def name_tensors(stages: nn.ModuleList, model: nn.Module) -> dict[str, str]:
     return found
 
 
-def join_tied(stages: nn.ModuleList, trial: Trial) -> tuple[nn.Parameter, Any] | None:
-    """The weight that the first and the last stage share, and the group of the two ranks; made by all ranks alike."""
+def join_tied(stages: nn.ModuleList, trial: Trial) -> tuple[list[nn.Parameter], Any] | None:
+    """The weight that the first and the last stage share, and the group of the two ranks; made by all ranks alike.
+
+    A rank that has both stages has both copies of it, and needs no group.
+    """
     mesh, rank = trial.mesh, dist.get_rank()
     weights = [weight for stage in stages for weight in list_tied(stage)]
+    if trial.spreading.pipeline_schedule == "zbv":
+        return (weights, None) if weights else None
     per_stage = mesh.num_ranks // mesh.pp
     found = None
     for first in range(per_stage):
@@ -248,5 +269,5 @@ def join_tied(stages: nn.ModuleList, trial: Trial) -> tuple[nn.Parameter, Any] |
         group = dist.new_group(pair)
         GROUPS[getattr(group, "group_name", "")] = "pp"
         if rank in pair and weights:
-            found = (weights[0], group)
+            found = (weights, group)
     return found

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
+from torch.utils._pytree import tree_map_only
 
 from scalelab.errors import UsageError
 from scalelab.worker.strategies.pipeline import StagedModel
@@ -87,11 +88,17 @@ class PortableState:
         return whole[torch.argsort(order_heads(whole.shape[0], self._ordered[name]))]
 
     def _take_back(self, loaded: Values, own: Values) -> Values:
-        """What was loaded under torch's own names; rows that were put in order are copied to where they lie."""
-        found = {}
+        """What was loaded under torch's own names; rows that were put in order are copied to where they lie.
+
+        A rank with two copies of a tied weight updates each: the second gets tensors of its own.
+        """
+        found: dict[str, Any] = {}
+        given: set[str] = set()
         for name, value in own.items():
-            new = loaded[name_in_whole(self._model, name)]
+            called = name_in_whole(self._model, name)
+            new = loaded[called] if called not in given else copy_tensors(loaded[called])
             found[name] = self._cut(name, new, value) if name in self._ordered else new
+            given.add(called)
         return found
 
     def _cut(self, name: str, loaded: Any, own: Any) -> Any:
@@ -109,6 +116,11 @@ class PortableState:
         with torch.no_grad():
             local.copy_(piece)
         return own
+
+
+def copy_tensors(value: Any) -> Any:
+    """A weight, or the optimizer's state of one, in a storage of its own."""
+    return tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 def cut_rows(tensor: torch.Tensor, size: int, number: int) -> torch.Tensor:
