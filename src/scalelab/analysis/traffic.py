@@ -16,6 +16,9 @@ model and its root) that are sharded one by one:
                    the dp axis
     tp             for every pair of split layers, with A bytes of activations: all-reduce of A in forward and of the
                    gradient of its input in backward (Shoeybi et al. 2019)
+                   With sequence parallelism all-gather of A before a pair and reduce-scatter after it, the same for
+                   gradients in backward; all-gather of A where whole sequences are needed again; all-reduce of the
+                   gradients of norms (Korthikanti et al. 2022)
     pp             every stage sends A bytes of activations to the next and A of their gradients to the one before,
                    over all micro-batches; first and last stage all-reduce weights that they share
     ep             for every layer of experts: all-to-all of the slots that tokens are put into, to the experts and
@@ -183,6 +186,11 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "parameters": (basis.gradient_bytes,),
         "reductions": basis.reduced_bytes[:1],
         "input_reductions": basis.reduced_bytes[1:],
+        "gathers": basis.gathered_bytes[:1],
+        "input_gathers": basis.gathered_bytes[1:],
+        "scatters": basis.scattered_bytes[:1],
+        "input_scatters": basis.scattered_bytes[1:],
+        "norms": (basis.norm_bytes,),
         "hops": (basis.hop_bytes,),
         "tied": (basis.tied_bytes,),
         "experts": (basis.expert_bytes,),

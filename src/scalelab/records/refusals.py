@@ -42,6 +42,8 @@ def check_strategy(trial: Trial) -> None:
     if trial.dtype == "float8" and not find_kind(trial.device).may_have_float8:
         raise UsageError(f"--dtype float8 needs a GPU that multiplies in 8 bits, got {trial.device}: use bfloat16")
     check_pipeline(trial)
+    if trial.spreading.sequence_parallel and trial.mesh.tp == 1 < trial.num_ranks:
+        raise UsageError(f"--sequence-parallel has no effect on --mesh {trial.mesh.text}: add an axis tp, or drop it")
     run = trial.training_run
     if run is not None and run.keep and not find_strategy(trial.strategy).has_equal_replicas:
         raise UsageError(

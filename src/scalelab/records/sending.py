@@ -10,7 +10,8 @@ from scalelab.records.settings import Phase
 
 Sized = Literal[
     "gradients", "buffers", "units", "inner_units", "unit_shards", "parameters", "reductions", "input_reductions",
-    "hops", "tied", "experts", "exchanges", "averages",
+    "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied", "experts", "exchanges",
+    "averages",
 ]  # fmt: skip
 
 
@@ -23,8 +24,9 @@ class Send:
     phase: Phase
     size: Sized
     """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, a rank's
-    shard of every unit, all parameters; the activations that a plan reduces, those that leave a stage, tied weights; a
-    rank's experts, the tokens that are sent to experts, the parameters that replicas average."""
+    shard of every unit, all parameters; the activations that a plan reduces, or gathers and scatters,
+    gradients of norms that see pieces of sequences; activations that leave a stage, tied weights; a rank's experts, the
+    tokens that are sent to experts, the parameters that replicas average."""
     option: str = ""
     """The field of `Spreading` that turns them off; empty: they are always sent."""
     axis: str = ""
@@ -69,6 +71,12 @@ class MessageBasis:
     """Of the norm of sharded gradients, which ranks add up to clip them; 0: they do not."""
     reduced_bytes: tuple[int, int] = (0, 0)
     """Tensor parallelism: activations all-reduced in forward, and their gradients in backward."""
+    gathered_bytes: tuple[int, int] = (0, 0)
+    """Sequence parallelism: activations gathered in forward, and their gradients in backward."""
+    scattered_bytes: tuple[int, int] = (0, 0)
+    """The same of reduce-scatters."""
+    norm_bytes: int = 0
+    """Sequence parallelism: gradients of norms, to which every rank has added its piece of the sequences."""
     hop_bytes: int = 0
     """Pipeline: activations and gradients that this rank sends to other stages."""
     tied_bytes: int = 0

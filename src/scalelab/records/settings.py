@@ -144,7 +144,9 @@ class Spreading:
     """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
     interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble;
     zbv: zero-bubble with stages in a V, so that rank 0 has the first and the last."""
-
+    sequence_parallel: bool = False
+    """tp: norms and shortcuts work on a rank's piece of every sequence: reduce-scatter and all-gather instead of
+    all-reduce."""
     averaging_period: int = 8
     """local-sgd: steps from one averaging of parameters to the next."""
     averaging_warmup: int = 0

@@ -131,7 +131,9 @@ ALL_PARTS: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer")
 GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")
 GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
 SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")
-OTHERS_OPTIONS = ("reshard_after_forward", "mesh", "pipeline_schedule", "averaging_period", "averaging_warmup")
+OTHERS_OPTIONS = (
+    "reshard_after_forward", "mesh", "pipeline_schedule", "sequence_parallel", "averaging_period", "averaging_warmup",
+)  # fmt: skip
 DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name not in OTHERS_OPTIONS)
 DDP_SENDS = (
     Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
@@ -146,6 +148,16 @@ SHARDED_SENDS = (
 TP_SENDS = (
     Send(kind="all_reduce", purpose="activations", phase="forward", size="reductions", axis="tp"),
     Send(kind="all_reduce", purpose="activations", phase="backward", size="input_reductions", axis="tp"),
+)
+CUT = Send(
+    kind="all_gather", purpose="activations", phase="forward", size="gathers", axis="tp", option="sequence_parallel"
+)
+SEQUENCE_SENDS = (
+    CUT,
+    replace(CUT, kind="reduce_scatter", size="scatters"),
+    replace(CUT, phase="backward", size="input_gathers"),
+    replace(CUT, kind="reduce_scatter", phase="backward", size="input_scatters"),
+    replace(CUT, kind="all_reduce", purpose="norm gradients", phase="backward", size="norms"),
 )
 TIED = "tied weights"
 PP_SENDS = (
@@ -275,8 +287,8 @@ _KNOWN = (
         name="tp",
         description="tensor parallelism: the matrices of every layer are split over ranks, activations all-reduced",
         apply="scalelab.worker.strategies.meshes:apply_tp",
-        options=("reshard_after_forward", "mesh"),
-        sends=(*TP_SENDS, *SHARDED_SENDS),
+        options=("reshard_after_forward", "mesh", "sequence_parallel"),
+        sends=(*SEQUENCE_SENDS, *TP_SENDS, *SHARDED_SENDS),  # the first that fits names what was sent
         memory=FSDP2_RULES,
         wraps_blocks=True,
         axes=("dp", "fsdp", "tp"),

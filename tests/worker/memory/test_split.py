@@ -27,6 +27,7 @@ SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("hsdp", 4, {}),
     ("tp", 2, {}),
     ("tp", 4, {"mesh": "fsdp=2,tp=2"}),
+    ("tp", 2, {"sequence_parallel": True}),
     ("pp", 2, {"pipeline_schedule": "interleaved"}),
     ("pp", 2, {"pipeline_schedule": "zbv"}),
     ("pp", 4, {"mesh": "pp=2,tp=2"}),

@@ -23,7 +23,7 @@ from scalelab.records.settings import Optimization, Spreading, StepShape, Traini
 from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, Trial
 from scalelab.worker.models.load import as_loss, load_workload
-from tests.worker.strategies.cases import BRIEF, CASES, MOE, PLAN, read_losses
+from tests.worker.strategies.cases import BRIEF, CASES, MOE, PLAN, SMALL_TRANSFORMER, read_losses
 from tests.worker.strategies.test_equality import ROUNDING
 from tests.worker.trials import launch, make_trial
 
@@ -34,6 +34,9 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("tp", 2, "mlp", {}),
     ("tp", 2, "gpt2", {}),
     ("tp", 2, "transformer", {}),
+    ("tp", 2, "gpt2", {"sequence_parallel": True}),
+    ("tp", 2, "long-transformer", {"sequence_parallel": True}),
+    ("tp", 4, "gpt2", {"mesh": "dp=2,tp=2", "sequence_parallel": True}),
     ("pp", 2, "mlp", {"pipeline_schedule": "gpipe"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
@@ -51,7 +54,11 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("ep", 4, "moe", {}),
     ("ep", 4, "moe", {"mesh": "dp=2,ep=2"}),
 ]
-SPLIT_CASES = CASES | {"moe": MOE, "deep-mlp": CASES["mlp"] | {"options": {"dim": 16, "depth": 8}}}
+SPLIT_CASES = CASES | {
+    "moe": MOE,
+    "deep-mlp": CASES["mlp"] | {"options": {"dim": 16, "depth": 8}},
+    "long-transformer": CASES["transformer"] | {"options": SMALL_TRANSFORMER | {"src_length": 6}},
+}
 
 
 @pytest.mark.parametrize(("strategy", "num_ranks", "case", "options"), SPLITS, ids=str)
@@ -71,6 +78,9 @@ def test_losses_are_those_of_one_rank_and_bytes_those_of_theory(
         assert basis is not None
         assert basis.is_complete
         theory = expect_messages(strategy, num_ranks, basis, trial.spreading)
+        if trial.spreading.sequence_parallel:
+            assert not sum(basis.reduced_bytes)
+            assert sum(basis.scattered_bytes)
         lines = compare_messages(report.messages, theory, num_ranks, trial.mesh.sizes)
         assert lines
         for line in lines:
@@ -181,6 +191,15 @@ def test_replicas_that_differ_are_not_checkpointed() -> None:
         (
             {"strategy": "pp", "options": {"dim": 16, "depth": 3}},
             "2 stages do not divide the 3 layers of the model: use",
+        ),
+        (
+            {"strategy": "tp", "spreading": Spreading(sequence_parallel=True)},
+            "--sequence-parallel cuts samples along their positions, and those of --workload mlp have none: use gpt2",
+        ),
+        (
+            {"strategy": "tp", "spreading": Spreading(sequence_parallel=True), **CASES["gpt2"]}
+            | {"options": {"sequence": 15}},
+            "--sequence-parallel cuts sequences into 2 equal pieces, got --sequence 15: use a multiple of 2",
         ),
         ({"strategy": "ep"}, "mlp has no experts that ep could split: use moe, or --strategy ddp"),
         (

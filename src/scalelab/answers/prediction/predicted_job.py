@@ -208,15 +208,17 @@ def find_units(arm: Arm) -> tuple[float, ...]:
 
 
 def find_splitting(arm: Arm) -> Splitting:
-    """What split layers and stages send, per sample."""
+    """What split layers and stages send, per sample; a reduce-scatter and an all-gather count as one all-reduce."""
     report, trial = find_basis(arm), arm.trial
     if report is None or report.message_basis is None or not find_strategy(trial.strategy).splits_model:
         return Splitting(micro_batch=trial.shape.micro_batch)
     basis, samples = report.message_basis, max(1, arm.rank_samples)
-    calls = sum(message.count for message in report.messages if message.axis == "tp")
+    sent = [message for message in report.messages if message.axis == "tp" and message.purpose == "activations"]
+    calls = sum(message.count for message in sent)
+    halves = sum((*basis.gathered_bytes, *basis.scattered_bytes))
     return Splitting(
-        num_reductions=calls,
-        reduced_bytes=sum(basis.reduced_bytes) / samples,
+        num_reductions=calls if not halves else calls // 2,
+        reduced_bytes=(sum(basis.reduced_bytes) + halves / 2) / samples,
         hop_bytes=basis.hop_bytes / samples,
         micro_batch=trial.shape.micro_batch,
     )

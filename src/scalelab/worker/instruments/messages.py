@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.settings import Spreading
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
@@ -39,7 +40,7 @@ from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.strategies.local_sgd import find_average
 from scalelab.worker.strategies.meshes import GROUPS
 from scalelab.worker.strategies.pipeline import StagedModel
-from scalelab.worker.strategies.plans import count_reduced, count_sent, list_tied
+from scalelab.worker.strategies.plans import count_cut, count_reduced, count_sent, list_tied
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
 from scalelab.worker.training import Training, find_dtype
 from scalelab.workloads.catalogue import BUILT_IN
@@ -89,7 +90,8 @@ def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport
         take_step(training, recorder.end_phase)
     training.synchronize()
     basis = replace(basis, buffer_bytes=sum(sent) if list_replicas(training.model) else basis.buffer_bytes)
-    return replace(report, messages=count_messages(recorder.by_phase, trial.strategy), message_basis=basis)
+    messages = count_messages(recorder.by_phase, trial.strategy, trial.spreading)
+    return replace(report, messages=messages, message_basis=basis)
 
 
 @contextmanager
@@ -155,11 +157,11 @@ def find_payload(func: Any, args: Sequence[Any]) -> int:
 
     The operators of gathering and scattering are handed the whole, as one tensor or in pieces, beside one rank's piece:
     the larger argument is the whole. The functional ones are handed only what goes in, of which an all-gather makes as
-    many as there are ranks.
+    many as its group has ranks, their second argument.
     """
     sizes = [sum(leaf.nbytes for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)) for arg in args]
     is_piece = func.namespace == "_c10d_functional" and name_kind(func.name()) == "all_gather"
-    return max(sizes, default=0) * (dist.get_world_size() if is_piece else 1)
+    return max(sizes, default=0) * (int(args[1]) if is_piece else 1)
 
 
 def is_norm_calling() -> bool:
@@ -176,12 +178,14 @@ OF_ALL_RANKS = ("batch norm", "gradient norm")
 """Purposes of messages among all ranks, of which an axis of the mesh may be the whole."""
 
 
-def count_messages(by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str) -> tuple[Message, ...]:
+def count_messages(
+    by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str, spreading: Spreading | None = None
+) -> tuple[Message, ...]:
     """Calls of one kind, purpose and phase as one line, in the order in which they first came."""
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for phase, calls in by_phase.items():
         for call in calls:
-            purpose = name_purpose(call, phase, strategy)
+            purpose = name_purpose(call, phase, strategy, spreading or Spreading())
             key = (call.kind, purpose, phase, "" if purpose in OF_ALL_RANKS else call.axis)
             found.setdefault(key, []).append(call.payload_bytes)
     return tuple(
@@ -190,11 +194,12 @@ def count_messages(by_phase: Mapping[str, Sequence[StartedCollective]], strategy
     )
 
 
-def name_purpose(call: StartedCollective, phase: str, strategy: str) -> str:
+def name_purpose(call: StartedCollective, phase: str, strategy: str, spreading: Spreading) -> str:
     """What the strategy sends in this phase with this collective; empty if it did not start it."""
     if call.is_from_norm:
         return "batch norm"
-    sends, wanted = find_strategy(strategy).sends, (call.kind, phase, call.axis)
+    sends = [send for send in find_strategy(strategy).sends if getattr(spreading, send.option, True)]
+    wanted = (call.kind, phase, call.axis)
     is_clipping = call.kind == "all_reduce" and phase == "optimizer"
     other = "gradient norm" if is_clipping else ""
     return next((send.purpose for send in sends if (send.kind, send.phase, send.axis) == wanted), other)
@@ -217,8 +222,17 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
     if not basis.is_complete:
         return basis
     if mesh.tp > 1:
-        numbers = count_reduced(model, trial)
-        basis = replace(basis, reduced_bytes=(size * numbers[0], size * numbers[1]))
+        forward, backward = (size * number for number in count_reduced(model, trial))
+        basis = replace(basis, reduced_bytes=(forward, backward))
+        if trial.spreading.sequence_parallel:
+            cut, norms = (size * number for number in count_cut(model, trial))
+            basis = replace(
+                basis,
+                reduced_bytes=(0, 0),
+                gathered_bytes=(backward + cut, forward + cut),
+                scattered_bytes=(forward, backward),
+                norm_bytes=norms,
+            )
     if isinstance(model, StagedModel):
         tied: list[torch.Tensor] = [weight for stage in model.stages for weight in list_tied(stage)]
         basis = replace(

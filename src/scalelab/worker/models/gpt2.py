@@ -124,8 +124,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.num_heads, self.head_size)
+        packed = self.qkv(x)
+        batch, length, _ = packed.shape
+        heads = packed.view(batch, length, 3, self.num_heads, self.head_size)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

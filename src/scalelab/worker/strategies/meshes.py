@@ -8,6 +8,9 @@ rows, so that only the result of the second is all-reduced in forward, and the g
 backward. Which layers pair up is the plan of the model (`plans.py`). Norms, embeddings and what is in no pair stay
 whole on every rank, get the same gradients there, and need no communication.
 
+With sequence parallelism a rank has only its piece of every sequence outside split layers (Korthikanti et al. 2022):
+activations are gathered before the first layer of a pair, and reduced and scattered after the second.
+
 With a `dp` or `fsdp` axis beside it, `fully_shard` is put around what `tp` has split. On a `dp` axis alone it has
 shards of one rank: nothing is gathered, and gradients are all-reduced unit by unit.
 """
@@ -48,7 +51,7 @@ def apply_tp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     check_divisible(trial)
     model, mesh = model.to(device), make_device_mesh(trial, device)
     if trial.mesh.tp > 1:
-        model = split_layers(model, mesh["tp"], trial.workload)
+        model = split_layers(model, mesh["tp"], trial.workload, trial.spreading.sequence_parallel)
     return shard_units(model, mesh, trial) if trial.num_data_ranks > 1 else model
 
 

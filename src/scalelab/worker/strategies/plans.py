@@ -5,6 +5,8 @@
     transformer   tp: the feed-forward layers; attention stays whole, for nn.MultiheadAttention packs q, k and v in one
                   parameter that torch cannot split by heads; pp: none, the decoder needs two tensors of the encoder
 
+Sequence parallelism also cuts what lies between split layers, along positions (`list_regions`); `mlp` has none.
+
 A workload of the user's own has its plan beside `build`: `parallelize(model, mesh)` splits the layers over a DeviceMesh
 of one axis and returns the model; `split(model, num_stages)` returns the stages of a pipeline, each taking what the one
 before returns. An `nn.Sequential` needs no `split`, and a model with a `_tp_plan`, as Hugging Face's have, no
@@ -18,15 +20,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
+from scalelab.checks import flag
 from scalelab.errors import UsageError
 from scalelab.records.mesh import STAGES_PER_RANK
 from scalelab.records.trial import Trial
@@ -59,11 +71,38 @@ def check_divisible(trial: Trial) -> None:
     obstacle = sizes.find_obstacle(mesh.tp if sizes.tp[0] > 1 else 1, stages if sizes.pp[0] > 1 else 1, mesh.ep)
     if obstacle is not None:
         raise UsageError(f"{obstacle}: use a divisor")
+    if trial.spreading.sequence_parallel and sizes.tp[0] > 1:
+        check_sequences(trial)
 
 
-def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module:
-    """The model with its pairs of layers split over the mesh."""
+def check_sequences(trial: Trial) -> None:
+    """Refuse sequence parallelism of a built-in model whose samples have no positions, or whose ranks do not divide."""
+    options: Any = BUILT_IN[trial.workload](**trial.options)
+    if isinstance(options, Gpt2Options):
+        lengths = {"sequence": options.num_tokens}
+    elif isinstance(options, TransformerOptions):
+        lengths = {"src_length": options.src_length, "tgt_length": options.tgt_length}
+    else:
+        raise UsageError(
+            f"--sequence-parallel cuts samples along their positions, and those of --workload {trial.workload} have"
+            " none: use gpt2 or transformer, or drop it"
+        )
+    for name, length in lengths.items():
+        if length % trial.mesh.tp:
+            raise UsageError(
+                f"--sequence-parallel cuts sequences into {trial.mesh.tp} equal pieces, got {flag(name)} {length}: use"
+                f" a multiple of {trial.mesh.tp}"
+            )
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str, cuts_sequences: bool = False) -> nn.Module:
+    """The model with its pairs of layers split over the mesh; where it cuts sequences, with norms on pieces of them."""
     own = getattr(OWN.get(workload), "parallelize", None)
+    if cuts_sequences and not list_regions(model):
+        raise UsageError(
+            f"--workload {workload} has no plan for --sequence-parallel: use gpt2 or transformer, or shard norms in"
+            " parallelize(model, mesh) and drop it"
+        )
     if own is not None:
         split: nn.Module = own(model, mesh)
         return split
@@ -80,10 +119,59 @@ def split_layers(model: nn.Module, mesh: DeviceMesh, workload: str) -> nn.Module
     for module in model.modules():
         if isinstance(module, Attention):
             gather_heads(module, mesh.size())
-    styles: dict[str, ParallelStyle] = {first: ColwiseParallel() for first, _ in pairs}
-    styles |= {second: RowwiseParallel() for _, second in pairs}
+    outside = Shard(1) if cuts_sequences else Replicate()
+    styles: dict[str, ParallelStyle] = {first: ColwiseParallel(input_layouts=outside) for first, _ in pairs}
+    styles |= {second: RowwiseParallel(output_layouts=outside) for _, second in pairs}
     parallelize_module(model, mesh, styles)
+    for region in list_regions(model) if cuts_sequences else []:
+        cut_sequences(model, mesh, region)
     return model
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a rank has its piece of every sequence: to the last of some norms, from a module's output or the first."""
+
+    norms: tuple[str, ...]
+    after: str = ""
+
+
+def list_regions(model: nn.Module) -> list[Region]:
+    """Between the layers that need whole sequences; empty: the model has no plan for it.
+
+    In GPT-2 all blocks are one region. In nn.Transformer attention is whole, so every feed-forward layer has its own.
+    """
+    if isinstance(model, Gpt2):
+        inner = [f"blocks.{number}.norm{place}" for number in range(len(model.blocks)) for place in (1, 2)]
+        return [Region((*inner, "norm"), after="drop")]
+    if isinstance(model, nn.Transformer):
+        names = [name for name, part in model.named_modules() if hasattr(part, "linear1")]
+        lasts = [(name, 3 if hasattr(model.get_submodule(name), "norm3") else 2) for name in names]
+        return [Region((f"{name}.norm{last - 1}", f"{name}.norm{last}")) for name, last in lasts]
+    return []
+
+
+def cut_sequences(model: nn.Module, mesh: DeviceMesh, region: Region) -> None:
+    """Cut activations where a region begins, gather them where it ends; the gradients of its norms are added up."""
+    whole, piece = Replicate(), Shard(1)
+    if region.after:
+        begin = PrepareModuleOutput(output_layouts=whole, desired_output_layouts=piece)
+        parallelize_module(model.get_submodule(region.after), mesh, begin)
+    else:
+        cut = PrepareModuleInput(input_layouts=whole, desired_input_layouts=piece, use_local_output=True)
+        parallelize_module(model.get_submodule(region.norms[0]), mesh, cut)
+    for name in region.norms:
+        norm = model.get_submodule(name)
+        parallelize_module(norm, mesh, SequenceParallel(use_local_output=True))
+        for parameter in norm.parameters():
+            parameter.register_hook(add_pieces)
+    end = PrepareModuleOutput(output_layouts=piece, desired_output_layouts=whole)
+    parallelize_module(model.get_submodule(region.norms[-1]), mesh, end)
+
+
+def add_pieces(gradient: torch.Tensor) -> torch.Tensor:
+    """The sum of the ranks' gradients; `fully_shard` adds them up by itself."""
+    return gradient.redistribute(placements=[Replicate()]) if isinstance(gradient, DTensor) else gradient
 
 
 def find_style(name: str, style: str) -> ParallelStyle:
@@ -221,6 +309,20 @@ def count_reduced(model: nn.Module, trial: Trial) -> tuple[int, int]:
         is_input = begins and name.removeprefix("stages.0.") == "0"
         backward += numbers * part.in_features if style == "columns" and not is_input else 0
     return forward, backward
+
+
+def count_cut(model: nn.Module, trial: Trial) -> tuple[int, int]:
+    """Numbers that sequence parallelism gathers where its regions end, or begin in backward; and gradients of norms.
+
+    Without `fully_shard`, which waits for the last pass, every pass adds up the gradients of norms.
+    """
+    gathered = norms = 0
+    for region in list_regions(model):
+        sizes = [sum(one.numel() for one in model.get_submodule(name).parameters()) for name in region.norms]
+        width = int(model.get_submodule(region.norms[-1]).normalized_shape[0])  # type: ignore[index]
+        gathered += trial.batch_per_rank * count_positions(region.norms[-1], trial) * width
+        norms += sum(sizes)
+    return gathered, norms * (1 if trial.num_data_ranks > 1 else trial.accumulation)
 
 
 def read_style(layer: nn.Linear) -> str:
