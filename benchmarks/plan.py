@@ -8,8 +8,9 @@ on them: Narayanan et al. 2021 (arXiv 2104.04473, table 1; layouts of Megatron-L
 from its own count of operations), Korthikanti et al. 2022 (table 5), llm-foundry's rows for 80 GB, Megatron-LM's
 figures of 2020 on V100s and A100s, Megatron-Core's rows with a pipeline, torchtitan's other rows. The form of the model
 was settled with these tables in view, its numbers were not. Parts of a layout that a table does not state are searched,
-as `scalelab plan` does. Beside it: 6 operations per parameter and token at 40 % of the peak. bigscience's table states
-sizes without shapes and is not scored.
+as `scalelab plan` does; torchtitan makes as many micro-batches as there are pipeline stages unless it is configured
+otherwise (`pipeline_parallel_microbatches`). Beside it: 6 operations per parameter and token at 40 % of the peak.
+bigscience's table states sizes without shapes and is not scored.
 
 A layout that was really run must never be said not to fit.
 
@@ -317,7 +318,7 @@ def read_titan(directory: Path) -> Iterator[Case]:
         )  # fmt: skip
         layout = Layout(
             tensor=part["tp"], pipeline=part["pp"], context=part["cp"], data=part["fsdp"], zero=3,
-            micro_batch=1 if part["pp"] > 1 else int(row["local_batch"]), checkpointing=row["act_ckpt"],
+            micro_batch=int(row["local_batch"]) // part["pp"], checkpointing=row["act_ckpt"],
             has_split_sequence=part["tp"] > 1, interleave=2 if "interleaved" in used else 1,
         )  # fmt: skip
         seconds = job.tokens / (float(row["tok_per_s_gpu"]) * layout.num_devices)

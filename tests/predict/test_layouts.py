@@ -121,6 +121,24 @@ def test_layers_that_do_not_divide_make_the_fullest_stage_slower():
     assert uneven.products > even.products
 
 
+def test_a_last_stage_with_a_block_less_has_room_for_the_logits():
+    even, uneven = (replace(JOB, model=replace(MODEL, num_layers=layers)) for layers in (32, 31))
+    layout = Layout(pipeline=4, micro_batch=2)
+    full, spared = time_step(even, layout, SHARES), time_step(uneven, layout, SHARES)
+    assert spared.bubble == pytest.approx(full.bubble)
+    assert spared.products < full.products
+
+
+def test_126_blocks_are_interleaved_over_16_stages_and_48_heads_split_12_ways():
+    llama = replace(JOB, model=replace(MODEL, num_layers=126))
+    rounds = {layout.interleave for layout in list_layouts(llama, 128, Asked(tensor=8, pipeline=16, zero=0))}
+    assert rounds == {1, 2, 4, 8}
+    palm = replace(JOB, model=replace(MODEL, width=18432, num_heads=48), device=find_device("tpu-v4"), global_batch=2048)
+    found = list(list_layouts(palm, 6144, Asked(pipeline=1, zero=3, checkpointing="full")))
+    assert 12 in {layout.tensor for layout in found}
+    assert not any(layout.has_split_sequence for layout in found)  # 2048 tokens have no twelfth
+
+
 def test_overlapping_hides_part_of_tensor_parallel_communication():
     plain, beside = (
         time_step(replace(JOB, has_tensor_overlap=overlaps), Layout(tensor=8), SHARES) for overlaps in (False, True)

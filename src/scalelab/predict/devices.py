@@ -3,7 +3,8 @@
 Peaks are for dense matrix products without sparsity, float32 without TF32. `link_rate` is the link between devices of
 a node, per device and direction; `node_rate` is the link of a whole node to others, per direction, in its common form.
 Watts are the board's limit. Prices are rounded on-demand prices per hour at a large public cloud: they change, so give
-your own. A TPU's links form a torus across all slices; here, the sum over all directions of a chip.
+your own. A TPU's links form a torus across all slices: `link_rate` is the sum over all directions of a chip, and a node
+is a block of the torus (4 × 4 × 4, or 8 × 8) whose faces lead to the others.
 """
 
 from __future__ import annotations
@@ -134,10 +135,20 @@ DEVICES: dict[str, Accelerator] = {
               source="NVIDIA T4 datasheet; PCIe 3 inside, one link of 50 Gbit/s assumed"),
         _make("rtx-4090", _peaks(165.2, 82.6, tf32=82.6), 24, 1008, 32, 1.25, watts=450,
               source="NVIDIA Ada architecture whitepaper, float32 accumulation; PCIe 4, 10 Gbit/s assumed"),
-        _make("tpu-v4", _peaks(275, 34.4), 32, 1228, 150, 600, per_node=4, watts=192, price=3.2,
+        _make("h800", _H100, 80, 3350, 200, 400, watts=700, reach=HOPPER_REACH,
+              source="as h100-sxm with NVLink of 400 GB/s both ways; DeepSeek-V3 report, section 3.1"),
+        _make("a800", _A100, 80, 2039, 200, 200, watts=400,
+              source="as a100-80gb with NVLink of 400 GB/s both ways, NVIDIA A800 datasheet"),
+        _make("tpu-v3", _peaks(123, 15.4), 32, 900, 175, 5600, per_node=32, watts=220, price=2.0,
+              source="Google Cloud TPU v3 documentation, a chip of two cores; 5 of 6 torus links assumed"),
+        _make("tpu-v4", _peaks(275, 34.4), 32, 1228, 150, 4800, per_node=64, watts=192, price=3.2,
               source="Jouppi et al. 2023, TPU v4, table 4; float32 taken as an eighth"),
-        _make("tpu-v5p", _peaks(459, 57.4), 95e9 / GIBI, 2765, 300, 1200, per_node=4, watts=350, price=4.2,
+        _make("tpu-v5e", _peaks(197, 24.6), 16, 819, 100, 3200, per_node=64, watts=200, price=1.2,
+              source="Google Cloud TPU v5e documentation; float32 taken as an eighth, watts assumed"),
+        _make("tpu-v5p", _peaks(459, 57.4), 95e9 / GIBI, 2765, 300, 9600, per_node=64, watts=350, price=4.2,
               source="Google Cloud TPU v5p documentation; float32 taken as an eighth, watts assumed"),
+        _make("tpu-v6e", _peaks(918, 114.8), 32e9 / GIBI, 1640, 224, 7168, per_node=64, watts=300, price=2.7,
+              source="Google Cloud TPU v6e documentation; float32 taken as an eighth, watts assumed"),
     )
 }  # fmt: skip
 

@@ -155,7 +155,7 @@ def local_parameters(job: PlannedJob, layout: Layout) -> float:
 
 
 def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
-    """The slowest stage: its blocks, and the logits."""
+    """The slowest stage: its blocks, and the logits; where blocks do not divide, the last stage has one less."""
     model, split, context = job.model, layout.tensor, layout.context
     products = model.list_products(layout.micro_batch, split, context)
     linear = math.fsum(device.multiply(product, is_linear=True) for product in products[:4])
@@ -184,7 +184,13 @@ def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
         forward=num_blocks * (forward + launched),
         blocks=0.0,
     )
-    return replace(passage, products=passage.products + head, moves=passage.moves + logits, blocks=passage.seconds)
+    whole, spare = passage.seconds, 0.0
+    if layout.pipeline > 1 and num_blocks > 1 and num_blocks * layout.pipeline > model.num_layers:
+        spare = min(1.0, whole / num_blocks / (head + logits))
+    return replace(
+        passage, products=passage.products + head * (1 - spare), moves=passage.moves + logits * (1 - spare),
+        blocks=whole,
+    )  # fmt: skip
 
 
 class _Machine:

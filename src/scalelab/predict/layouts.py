@@ -2,7 +2,8 @@
 
 Tensor parallelism splits every block over t ranks of a node (Shoeybi et al. 2019), and with sequence parallelism also
 norms and dropout (Korthikanti et al. 2022). Pipeline parallelism gives each of p stages a share of the blocks, possibly
-in several rounds (interleaving: Narayanan et al. 2021); a share that does not divide is rounded up. Context parallelism
+in several rounds (interleaving: Narayanan et al. 2021); a share that does not divide is rounded up, and the last stage,
+which has the logits, then has a block less. Context parallelism
 gives each of c ranks a part of every sequence (Liu et al. 2023, ring attention). The d = N/(t·p·c) replicas split the
 batch. Replicas hold everything (ZeRO stage 0, DDP), or shards of the optimizer state (1), of gradients too (2), or of
 parameters too (3, as FSDP does) (Rajbhandari et al. 2020); context ranks share these shards.
@@ -24,6 +25,9 @@ ZERO_STAGES = (0, 1, 2, 3)
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "attention", "selective", "full")
 MOST_MICRO_BATCH = 64
 MOST_ROUNDS = 24
+NUM_ENDS = 2
+"""The embeddings and the logits, which a pipeline may count as a block each: 126 blocks in 16 stages of 8 rounds leave
+one out at both ends (Llama team 2024, section 3.3.2)."""
 
 T = TypeVar("T")
 
@@ -137,7 +141,7 @@ def _divide_model(model: Transformer, layout: Layout) -> str | None:
         return f"{model.kv_heads} KV heads cannot be split over tensor {split}"
     if model.inner % split:
         return f"a feed-forward width of {model.inner} cannot be split over tensor {split}"
-    if model.num_layers < stages * layout.interleave:
+    if model.num_layers + (NUM_ENDS if layout.interleave > 1 else 0) < stages * layout.interleave:
         rounds = f" × {layout.interleave} rounds" if layout.interleave > 1 else ""
         return f"{model.num_layers} layers cannot be split over pipeline {stages}{rounds}"
     if model.sequence % (2 * layout.context) and layout.context > 1:
@@ -174,9 +178,11 @@ class Asked:
     checkpointing: Checkpointing | None = None
     interleave: int | None = None
     has_split_sequence: bool | None = None
-    """None: wherever tensor parallelism is."""
+    """None: wherever tensor parallelism is and the sequence can be split."""
 
-    def splits_sequence(self, tensor: int) -> bool:
+    def splits_sequence(self, tensor: int, sequence: int | None = None) -> bool:
+        if self.has_split_sequence is None and sequence is not None and sequence // (self.context or 1) % tensor:
+            return False
         return tensor > 1 and self.has_split_sequence is not False
 
     def complete(self, num_devices: int) -> Layout | None:
@@ -207,7 +213,7 @@ def list_layouts(job: PlannedJob, num_devices: int, asked: Asked | None = None) 
         raise UsageError(f"--devices must be ≥ 1, got {num_devices}")
     fixed = asked or Asked()
     context = fixed.context or 1
-    tensors = [split for split in list_divisors(num_devices, job.device.per_node) if split & (split - 1) == 0]
+    tensors = list_divisors(num_devices, job.device.per_node)
     stages = list_divisors(job.model.num_layers, num_devices)
     for tensor, pipeline in itertools.product(_hold(fixed.tensor, tensors), _hold(fixed.pipeline, stages)):
         over = tensor * pipeline * context
@@ -218,7 +224,7 @@ def list_layouts(job: PlannedJob, num_devices: int, asked: Asked | None = None) 
             pipeline=pipeline,
             data=num_devices // over,
             context=context,
-            has_split_sequence=fixed.splits_sequence(tensor),
+            has_split_sequence=fixed.splits_sequence(tensor, job.model.sequence),
         )
         yield from (layout for layout in _vary(job, division, fixed) if find_obstacle(job, layout) is None)
 
@@ -228,7 +234,7 @@ def _vary(job: PlannedJob, division: Layout, asked: Asked) -> Iterator[Layout]:
     stages, data = division.pipeline, division.data
     micro = [2**power for power in range(MOST_MICRO_BATCH.bit_length()) if 2**power * data <= job.global_batch]
     zeros = [0] if division.num_shards == 1 else [0, 1, 3] if stages > 1 else list(ZERO_STAGES)
-    rounds = list_divisors(max(1, job.model.num_layers // stages), MOST_ROUNDS) if stages > 1 else [1]
+    rounds = list_divisors(math.ceil(job.model.num_layers / stages), MOST_ROUNDS) if stages > 1 else [1]
     kinds = [kind for kind in CHECKPOINTINGS if kind != "attention" or not job.has_fused_attention]
     for size, zero, kept, interleave in itertools.product(
         _hold(asked.micro_batch, micro),
