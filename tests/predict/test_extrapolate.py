@@ -138,6 +138,12 @@ def test_leaving_a_node_gives_half_the_weight_to_the_tree_and_its_spread_to_the_
     assert math.log(beyond.high / beyond.value) == pytest.approx(4.9 * scale)
 
 
+def test_a_table_that_says_its_node_moves_the_step():
+    known = {1: 1.0, 2: 1.0, 4: 1.01}
+    four, eight = (predict_stretch(known, 8, {"linear": 1.0}, node_size=size) for size in (4, 8))
+    assert four.value > 1.019 * eight.value
+
+
 def test_from_three_sizes_on_what_the_laws_missed_widens_the_interval():
     smooth, rough = {1: 1.0, 2: 1.1, 4: 1.1}, {1: 1.0, 2: 1.4, 4: 1.1}
     assert find_excess(smooth) == find_excess(rough)

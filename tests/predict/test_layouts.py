@@ -133,7 +133,8 @@ def test_126_blocks_are_interleaved_over_16_stages_and_48_heads_split_12_ways():
     llama = replace(JOB, model=replace(MODEL, num_layers=126))
     rounds = {layout.interleave for layout in list_layouts(llama, 128, Asked(tensor=8, pipeline=16, zero=0))}
     assert rounds == {1, 2, 4, 8}
-    palm = replace(JOB, model=replace(MODEL, width=18432, num_heads=48), device=find_device("tpu-v4"), global_batch=2048)
+    wide = replace(MODEL, width=18432, num_heads=48)
+    palm = replace(JOB, model=wide, device=find_device("tpu-v4"), global_batch=2048)
     found = list(list_layouts(palm, 6144, Asked(pipeline=1, zero=3, checkpointing="full")))
     assert 12 in {layout.tensor for layout in found}
     assert not any(layout.has_split_sequence for layout in found)  # 2048 tokens have no twelfth

@@ -146,3 +146,26 @@ def test_times_of_a_batch_that_grows_are_not_those_of_one_job(tmp_path):
 def test_a_column_grows_or_falls_by_a_fifth_or_not_at_all(values: tuple[float, ...], direction: int) -> None:
     rows = [{"ranks": ranks, "value": str(value)} for ranks, value in zip("1144", values, strict=True)]
     assert find_direction(rows, "ranks", "value") == direction
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("nodes,gpus_per_node,images/s\n1,4,100\n2,4,190\n", 4),
+        ("nodes,gpus,images/s\n1,2,50\n1,4,100\n2,8,190\n4,16,360\n", 4),
+        ("nodes,gpus,images/s\n1,4,100\n2,4,190\n", 4),
+        ("gpus,images/s\n1,50\n2,100\n", None),
+        ("nodes,gpus,images/s\n2,8,100\n4,12,190\n", None),
+    ],
+)
+def test_ranks_of_a_node_are_read_where_a_table_says_them(write, text, size):
+    assert {one.series.node_size for one in read_table(write(text), Columns())} == {size}
+
+
+@pytest.mark.parametrize(
+    ("header", "last", "is_doubted"),
+    [("images/s", 390, True), ("images/s per GPU", 390, False), ("images/s", 700, False)],
+)
+def test_a_throughput_that_does_not_grow_looks_like_one_of_a_device(write, header, last, is_doubted):
+    (found,) = read_table(write(f"gpus,{header}\n1,400\n8,{last}\n"), Columns())
+    assert found.series.looks_per_rank == is_doubted

@@ -6,10 +6,10 @@ Every law predicts each known size from the others (leave-one-out), and its weig
 
 With two sizes nothing can be left out and the prior decides: 0.41 linear, 0.37 ring, 0.22 tree. A creep per doubling is
 added for what grows with every job and does not show on two ranks: stragglers, slower links, shared input. The first
-size that leaves a node of eight, the usual one, is another regime: it costs a step of its own, and half of the weight
-goes to the tree, since sizes inside a node say little of rounds between nodes.
+size that leaves a node of N (eight, where a table does not say how many) is another regime: it costs a step of its own,
+and half of the weight goes to the tree, since sizes inside a node say little of rounds between nodes.
 
-    s(n) = Σ w · law(n) · (1 + creep · log₂(n / n_last)) · (1 + step, from n_last ≤ 8 to n > 8)
+    s(n) = Σ w · law(n) · (1 + creep · log₂(n / n_last)) · (1 + step, from n_last ≤ N to n > N)
 
 The scale of ln s(n) grows with the distance, with what scaling has cost so far, and from three sizes on with how far
 the laws are off where they say each known size from the others; where a node is left, by the spread of that mixture of
@@ -88,7 +88,7 @@ def fit_growth(known: Mapping[int, float], grow: Callable[[int], float]) -> tupl
 FORGIVENESS = 0.02
 """A mean error of so much makes a law weigh 1/e of a perfect one."""
 NODE_SIZE = 8
-"""Ranks in a node, as most published machines have."""
+"""Ranks in a node, as most published machines have; used where a table does not say it."""
 FAR_DOUBLINGS = 3.0
 COSTLY = 0.05
 """What each doubling so far has added to the stretch, from which on scaling is costly."""
@@ -144,7 +144,7 @@ def extrapolate(series: ScalingSeries, ranks: Sequence[int], tuning: Tuning = DE
     for count in ranks:
         if count < 1:
             raise UsageError(f"--ranks must be ≥ 1, got {count}")
-        stretch = predict_stretch(known, count, weights, tuning)
+        stretch = predict_stretch(known, count, weights, tuning, series.node_size or NODE_SIZE)
         found.append(
             Extrapolated(
                 ranks=count,
@@ -157,8 +157,9 @@ def extrapolate(series: ScalingSeries, ranks: Sequence[int], tuning: Tuning = DE
 
 
 def predict_stretch(
-    known: Mapping[int, float], ranks: int, weights: Mapping[str, float], tuning: Tuning = DEFAULT
-) -> Prediction:
+    known: Mapping[int, float], ranks: int, weights: Mapping[str, float], tuning: Tuning = DEFAULT,
+    node_size: int = NODE_SIZE,
+) -> Prediction:  # fmt: skip
     """The stretch on so many ranks; of a size that is known, itself."""
     if ranks in known:
         return Prediction(value=known[ranks], low=known[ranks], high=known[ranks])
@@ -166,7 +167,7 @@ def predict_stretch(
     doublings = abs(math.log2(ranks / min(known, key=lambda size: abs(math.log(size / ranks)))))
     value = sum(weight * LAWS[name](known, ranks) for name, weight in weights.items() if weight)
     scale = find_scale(known, doublings, tuning)
-    if last <= NODE_SIZE < ranks:
+    if last <= node_size < ranks:
         tree = follow_tree(known, ranks)
         scale = math.hypot(scale, math.sqrt(tuning.node_tree * (1 - tuning.node_tree)) * math.log(tree / value))
         value = ((1 - tuning.node_tree) * value + tuning.node_tree * tree) * (1 + tuning.node_step)

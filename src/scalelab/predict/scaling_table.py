@@ -26,7 +26,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ from scalelab.predict.table_columns import (
     describe_job,
     find_direction,
     find_growing_work,
+    find_node_size,
     has_counts,
     is_measured,
     leave_out_count,
@@ -69,6 +70,8 @@ class ScalingSeries:
     """The column's own name."""
     is_per_rank: bool = False
     """Whether the column is of one rank; `throughput` is of all."""
+    node_size: int | None = None
+    """Ranks of a node, where the table says it."""
     work_per_rank: float | None = None
     """Samples that a step of one rank takes, where the table's times are of steps whose batch grows with the ranks."""
 
@@ -89,6 +92,13 @@ class ScalingSeries:
         first = self.ranks[0]
         base = first / self.throughput[first]
         return {ranks: ranks / self.throughput[ranks] / base for ranks in self.ranks}
+
+    @property
+    def looks_per_rank(self) -> bool:
+        """Whether a throughput of all ranks never gets a tenth above its first size, over twice the ranks or more."""
+        first, values = self.ranks[0], self.throughput
+        is_whole = not (self.is_time or self.is_per_rank) and self.ranks[-1] >= 2 * first
+        return is_whole and max(values.values()) < 1.1 * values[first]
 
     def restore(self, ranks: int, throughput: float) -> float:
         """What the table's own column would say of a throughput: a time, a value of one rank."""
@@ -143,6 +153,7 @@ def read_table(path: Path, columns: Columns) -> list[ReadSeries]:
 
 def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> list[ReadSeries]:
     rows = table.rows
+    node_size = find_node_size(rows)
     if columns.ranks is None:
         rows = count_all_ranks(make_long(rows, table.heading))
     names = list(rows[0])
@@ -168,7 +179,8 @@ def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> li
             job = {name: members[0][1][name] for name in by}
             parts = (heading, describe_job(job, varying), value_name.strip() if len(values) > 1 else "")
             label = ", ".join(part for part in parts if part) or path.stem
-            found.append(_make_series(path, members, label, job, (ranks_name, value_name), columns.is_time))
+            one = _make_series(path, members, label, job, (ranks_name, value_name), columns.is_time)
+            found.append(replace(one, series=replace(one.series, node_size=node_size)))
     if not found:
         raise UsageError(f"{path}: no row has both {ranks_name} and {values[0]}: use --value-column NAME")
     return found

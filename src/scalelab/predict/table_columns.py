@@ -149,6 +149,26 @@ def count_all_ranks(rows: Sequence[Row]) -> Sequence[Row]:
     return [{**product, **{name: row[name] for name in kept}} for product, row in zip(products, rows, strict=True)]
 
 
+def find_node_size(rows: Sequence[Row]) -> int | None:
+    """Ranks of a node, where one column says so or rank counts over nodes always do; None: the table does not."""
+    names = list(rows[0])
+    plain = {strip_count(name): name for name in reversed(names)}
+    nodes = next((plain[known] for known in NODE_NAMES if known in plain), None)
+    counted = next((plain[known] for known in RANK_NAMES if known in plain), None)
+    per_node = next((name for name in names if PER_NODE_PATTERN.match(make_plain(name))), None)
+    if per_node is None and nodes is not None and counted is not None and _stays_by_node(rows, nodes, counted):
+        per_node = counted
+    if per_node is not None:  # a job may leave part of its only node idle
+        sizes = {count for row in rows if (count := try_count(row[per_node]))}
+        return int(max(sizes)) if sizes else None
+    if nodes is None or counted is None:
+        return None
+    pairs = [(try_count(row[nodes]), try_count(row[counted])) for row in rows]
+    quotients = {ranks / place for place, ranks in pairs if place and ranks and place > 1}
+    found = quotients.pop() if len(quotients) == 1 else 0.0
+    return int(found) if found >= 1 and found == int(found) else None
+
+
 def _stays_by_node(rows: Sequence[Row], nodes: str, counted: str) -> bool:
     """Whether the count stays while nodes grow: then it is of one node."""
     largest: dict[float, float] = {}

@@ -21,6 +21,9 @@ from scalelab.units import format_count, format_quantity, format_share
 IMPOSSIBLE = CautionKind(
     "impossible-series", "A series that cannot be right", "wrong-work", ("ranks", "gain", "utilization")
 )
+FLAT_TOTAL = CautionKind(
+    "flat-throughput", "A throughput that may be of one device", "wrong-work", ("ranks", "throughput")
+)
 SINGLE_SIZE = CautionKind("single-size", "Jobs with one size cannot be extrapolated", "note", ("num_jobs",))
 
 
@@ -42,7 +45,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
     for one in found:
         series = one.series
         doubts = list(warn_of_doubts(one))
-        cautions += doubts
+        cautions += [*doubts, *warn_of_flat_total(series)]
         if len(series.ranks) < 2 or (doubts and not is_forced):
             continue
         extrapolated = extrapolate(series, list(ranks) or [series.ranks[-1] * factor for factor in (2, 4, 8)])
@@ -83,6 +86,18 @@ def warn_of_distance(series: ScalingSeries, largest: int) -> Iterator[Caution]:
             "add a larger size to the table",
             ranks=largest,
             largest_ranks=known,
+        )
+
+
+def warn_of_flat_total(series: ScalingSeries) -> Iterator[Caution]:
+    if series.looks_per_rank:
+        yield FLAT_TOTAL(
+            series.label,
+            f"{series.label}: {series.unit} does not grow from {series.ranks[0]} to {series.ranks[-1]} ranks, and was"
+            " read as the total of all: it looks like a value of one device",
+            "if it is, say so in its header: 'samples/s per GPU'",
+            ranks=series.ranks[-1],
+            throughput=series.throughput[series.ranks[-1]],
         )
 
 
