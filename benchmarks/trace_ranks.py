@@ -211,12 +211,14 @@ def read(directory: Path, jobs: int) -> tuple[set[str], float, int]:
     return found, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 * (1 + jobs)
 
 
-def time_report(directory: Path, jobs: int) -> float:
-    """Wall seconds of the full report of all files."""
+def time_report(directory: Path, jobs: int) -> tuple[float, float]:
+    """Wall and CPU seconds of the full report of all files."""
     command = [sys.executable, "-m", "scalelab", "trace", str(directory), "--jobs", str(jobs)]
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), os.times()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    after = os.times()
+    cpu_seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.perf_counter() - begin, cpu_seconds
 
 
 def compare_jobs(sources: list[Source], num_steps: int) -> int:
@@ -225,8 +227,8 @@ def compare_jobs(sources: list[Source], num_steps: int) -> int:
         size = write_ranks(Plan(num_ranks=16, host_size=2, num_steps=num_steps), sources, Path(directory))
         time_report(Path(directory), 1)  # compiles the bytecode, fills the page cache
         pairs = [(time_report(Path(directory), 1), time_report(Path(directory), 2)) for _ in range(3)]
-    ratios = sorted(one / two for one, two in pairs)
-    listed = "; ".join(f"{one:.1f} and {two:.1f} s" for one, two in pairs)
+    ratios = sorted(one[0] / two[0] for one, two in pairs)
+    listed = "; ".join(f"{one[0]:.2f} and {two[0]:.2f} s (CPU {one[1]:.2f} and {two[1]:.2f} s)" for one, two in pairs)
     print(f"16 files, {size / 1e6:,.0f} MB, one and two processes: {listed}; load {os.getloadavg()[0]:.1f}")
     print(
         f"trace_ranks: --jobs 2 is {ratios[1]:.2f} times as fast ({ratios[0]:.2f} to {ratios[-1]:.2f}; bar {SPEEDUP})"

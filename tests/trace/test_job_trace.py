@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from scalelab.errors import TraceUnreadable, UsageError
-from scalelab.trace.job_trace import find_match_doubts, read_ranks
+from scalelab.trace.job_trace import find_match_doubts, has_one_thread, read_ranks
 from scalelab.trace.reader import find_trace_files
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import GroupedBuilder, reduce_on_time, write_job
@@ -208,3 +212,26 @@ def test_groups_that_were_inferred_are_told(tmp_path: Path) -> None:
     (doubt,) = find_match_doubts(write_job(tmp_path, builders))
     assert doubt.kind == "inferred-groups"
     assert doubt.message.startswith("4 of 4 collectives")
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert not has_one_thread()
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads of libraries are counted on Linux only")
+def test_what_reads_traces_starts_no_thread_and_can_be_forked() -> None:
+    program = (
+        "from scalelab.cli.trace import freeze_modules; from scalelab.trace.job_trace import has_one_thread;"
+        "freeze_modules(); print(has_one_thread())"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"

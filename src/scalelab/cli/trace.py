@@ -131,6 +131,8 @@ def main(args: Sequence[str]) -> int:
         return main_diff(args[1:])
     wanted = parse_flags(Trace, args, "trace")
     wanted.check()
+    if "numpy" not in sys.modules:  # traces need no BLAS, and a process without its threads can be forked
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not wanted.hta:
         freeze_modules()
     with fetch_remote(wanted.paths, TRACE_ENDINGS) as paths:

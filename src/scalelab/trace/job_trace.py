@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -105,8 +106,12 @@ class _Pool:
         from concurrent.futures import ProcessPoolExecutor  # here: one process needs neither
         from multiprocessing import get_context
 
-        # Threads of numpy's libraries do not survive a fork.
-        self._executor = ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))
+        # A forked process need not import everything again, but threads, such as those of numpy's libraries, do not
+        # survive the fork.
+        method = "fork" if has_one_thread() else "spawn"
+        self._executor = ProcessPoolExecutor(
+            num_processes, mp_context=get_context(method), initializer=_restore_signals
+        )
 
     def __enter__(self) -> _Pool:
         return self
@@ -123,6 +128,20 @@ class _Pool:
             raise TraceUnreadable(
                 "a process that read traces was killed, probably for want of memory: use fewer --jobs"
             ) from None
+
+
+def has_one_thread() -> bool:
+    """Whether nothing else runs in this process, threads of libraries included; False where that is not known."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) == 1
+    except OSError:
+        return False
+
+
+def _restore_signals() -> None:
+    """As in a new process, not as the command that was forked handles them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 LOCAL_DASK = "local"
