@@ -1,6 +1,6 @@
 """The page of `scalelab trace --timeline` with a million events: how soon it is drawn, and how long a zoom takes.
 
-The job is the public DLRM set of 8 ranks (`--traces DIR`, see docs/how-to/trace.md), repeated until it has as many
+The job is the public DLRM set of 8 ranks (`--traces DIR`, see docs/reference/trace.md), repeated until it has as many
 events as wanted. Chromium opens the file without a window, as the tests do. First paint is the time from the start of
 the navigation to the first frame that shows all ranks; it includes reading, unpacking and arranging every event. A zoom
 is a step from the whole job to a single kernel, or back, with a move in between: from the call to the second frame

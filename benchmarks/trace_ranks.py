@@ -1,6 +1,6 @@
 """1,024 ranks in bounded memory: does `scalelab trace` find a slow rank, a slow host and a slow link?
 
-The traces are the public ones of 8 ranks of DLRM (`--traces DIR`, see docs/how-to/trace.md), re-timed: a rank has the
+The traces are the public ones of 8 ranks of DLRM (`--traces`, see docs/reference/trace.md), re-timed: a rank has the
 events of one of the eight, several steps of them, stretched between its collectives. The own time of a rank between
 two collectives is the median of the eight, with 2 % noise, and a collective ends when the last of its group has come
 and the shortest transfer of the eight has passed. All-to-alls run in the rows of a mesh of ranks, all-reduces in its

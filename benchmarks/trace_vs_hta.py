@@ -1,6 +1,6 @@
 """What reading a real trace costs: `scalelab trace` against HolisticTraceAnalysis (PyPI: `traceinsight`).
 
-The files are public traces of real GPUs (`--traces DIR`, see docs/how-to/trace.md), as they were recorded or, for the
+The files are public traces of real GPUs (`--traces`, see docs/reference/trace.md), as they were recorded or, for the
 larger sizes, repeated: times, correlation and step numbers are shifted from one copy to the next. Each tool reads the
 same file in a process of its own, as a user starts it. CPU time and largest memory are what the system counted for that
 process, start and imports included, both with compiled bytecode; imports alone are shown apart. `--hta` answers the

@@ -335,7 +335,7 @@ def test_every_flag_of_the_tokenizer_stands_with_its_default() -> None:
 
 
 def test_every_flag_of_a_trace_stands_with_its_default() -> None:
-    text = (DOCS / "how-to" / "trace.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "trace.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (.*?) ?\|", text, re.MULTILINE))
     own = [field for field in dataclasses.fields(Trace) if field.name in ("overview", "timeline", "merged", "hta")]
     fields = [*dataclasses.fields(TraceFlags), *own]
@@ -346,9 +346,9 @@ def test_every_column_of_a_trace_is_explained_on_its_page(tmp_path: Path) -> Non
     files = [build_rank(rank).write(tmp_path / f"rank{rank}.json") for rank in range(2)]
     view = TraceView(job=read_ranks(files, counters=make_counters(None)))
     documents = [describe_traces(view), compare_traces(view, view, ("a", "b")), describe_hta({0: HtaBreakdown()})]
-    text = (DOCS / "how-to" / "trace.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "trace.md").read_text(encoding="utf-8")
     for column in (column for document in documents for table in document.tables for column in table.columns):
-        assert f"| {column.header} " in text, f"trace.md does not explain {column.header!r}"
+        assert f"| {column.header} " in text, f"reference/trace.md does not explain {column.header!r}"
 
 
 def test_what_build_may_take_is_listed() -> None:
