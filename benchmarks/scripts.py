@@ -256,9 +256,11 @@ def check(program: Program, seconds: float) -> Outcome:
         )
     row = find_answer(document)
     exposed = row.get("exposed_share")
-    if row.get("speedup") is None or (program.is_ddp and exposed is None):
+    is_ablated = any(sample.kind is StepKind.COMM_FREE for sample in results[2].samples)
+    if row.get("speedup") is None or (program.is_ddp and not is_ablated):
         faults.append("the answer is incomplete")
-    words = "" if exposed is None else f", {exposed:.0%} exposed"
+    words = ", exposed not resolved" if is_ablated else ""  # too noisy: a step without communication took as long
+    words = words if exposed is None else f", {exposed:.0%} exposed"
     return Outcome(
         program=program,
         num_steps=sum(sample.rank == 0 for sample in results[2].samples),

@@ -209,3 +209,15 @@ def test_with_a_forecast_six_probes_and_two_failures_suffice_where_memory_bends_
         assert is_exact(probes, need, limit)
         assert len(probes) <= most_probes
         assert count_failures(probes) <= most_failures
+
+
+def test_samples_that_hide_in_what_the_process_takes_anyway_lead_on_in_small_steps() -> None:
+    """A script's first batches need less than its imports did: both probes peak in the same place."""
+
+    def need(batch: int) -> float:
+        return max(3e8, 2.4e8 + 1e7 * batch)
+
+    probes = search(need, 1_200_000_000)
+    assert [probe.batch for probe in probes][:3] == [1, 4, 64]
+    assert is_exact(probes, need, 1_200_000_000)
+    assert (find_largest(probes), count_failures(probes)) == (96, 1)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.cli.run import note_missing_batch
 from scalelab.cli.study_flags import parse_study
+from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.tasks import Exchange, Script
 from scalelab.runs.experiment import run_study
@@ -131,8 +133,31 @@ def test_a_script_that_fails_shows_the_users_own_line_and_keeps_the_rest(tmp_pat
     assert "script × 1" in done.stdout
 
 
+def test_a_missing_placeholder_is_named_before_any_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_script(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("batch-size", "max-batch", "memory"):
+        study, _ = parse_study(name, [], ["train.py"])
+        with pytest.raises(UsageError) as caught:
+            study.plan()
+        words = "in the arguments of train.py, where it takes its batch size"
+        assert str(caught.value) == f"{name} varies the batch size: write {{batch_per_rank}} {words}"
+    note_missing_batch(
+        parse_study("strong-scaling", ["--ranks", "1", "2", "--global-batch-size", "8"], ["train.py"])[0]
+    )
+    assert capsys.readouterr().err == (
+        "note: train.py has to divide its batch by the ranks itself: global batch 8 over all of them; else write"
+        " {batch_per_rank} where it takes its batch size\n"
+    )
+    note_missing_batch(parse_study("strong-scaling", [], ["train.py", "{batch_per_rank}"])[0])
+    note_missing_batch(parse_study("weak-scaling", [], ["train.py"])[0])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_script_without_ddp_says_why_no_step_ran_without_communication(tmp_path: Path) -> None:
-    path = write_script(tmp_path)
+    path = write_script(tmp_path, action="dist.all_reduce(loss.detach())")
     path.write_text(path.read_text().replace("DistributedDataParallel(nn.", "(nn."))
     done = answer(
         *("run", "weak-scaling", *QUICK, "--no-control", "--ranks", "2", "--batch-size-per-rank", "4", "--json", "-"),

@@ -62,6 +62,9 @@ SECOND = 4
 """How many times the first batch the second is at least: libraries compute one or two samples in other ways."""
 FARTHEST = 128
 """How many times the largest batch so far the next may be."""
+FLAT = 15
+"""How many times the largest batch the next may lie ahead while the probes differ by no more than noise: a few samples
+may hide in what the process takes anyway, and show nothing of what many need."""
 LEVER, SHORT_LEVER = 0.75, 0.98
 """A line is drawn from the largest batch to the largest that is at most this share of it. The short one is for memory
 that has failed the line twice: it bends, and only nearby points predict it."""
@@ -212,7 +215,8 @@ def _guess_batch(probes: Sequence[Probe], largest: int, limit_bytes: int | None,
         ahead = likely
     if likely > REACH * line.lever:
         ahead = min(ahead, max(MIDWAY * likely, REACH * line.lever))
-    return largest + max(1 << num_surprises, math.floor(min(ahead, FARTHEST * largest)))
+    is_flat = line.sample_bytes * line.lever < 2 * max(NOISE * limit_bytes, LEAST_NOISE_BYTES)
+    return largest + max(1 << num_surprises, math.floor(min(ahead, (FLAT if is_flat else FARTHEST) * largest)))
 
 
 def _doubt_slope(probes: Sequence[Probe], line: MemoryLine, limit_bytes: int, likely: float) -> float:

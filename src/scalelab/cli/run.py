@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalelab.errors import UsageError
 from scalelab.studies.catalogue import STUDIES
@@ -44,6 +44,14 @@ def print_studies() -> None:
     print("\n".join(lines))  # noqa: T201
 
 
+def note_missing_batch(study: Any) -> None:
+    """Strong scaling of a script that is not given its batch: it may well divide one itself, or the study fails."""
+    script = getattr(study, "is_strong", False) and study.job.script
+    if script and max(study.ranks) > 1 and not script.sets_batch:
+        words = f"{script.label} has to divide its batch by the ranks itself: {study.batch_words} over all of them"
+        print(f"note: {words}; else write {{batch_per_rank}} where it takes its batch size", file=sys.stderr)  # noqa: T201
+
+
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; gives the exit code."""
     from scalelab.cli.batch.submission import prepare, show_jobs
@@ -60,6 +68,7 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
         sys.stdout.write(show_jobs(study, trials, record, execution, command))
         return 0
     execution.output.check()
+    note_missing_batch(study)
     if record is not None:
         return start_and_submit(study, record, execution, command)
     launcher = choose_launcher(study.job, trials)

@@ -361,7 +361,7 @@ def point_to_logs(caution: Caution, results: Sequence[TrialResult], prefix: str)
     result = next((one for one in failed if one.trial.label == caution.subject), failed[0] if failed else None)
     if result is None:
         return caution.next_step
-    return f"{result.status.advice}; logs: trials/{prefix}.{result.trial.name}"
+    return "; ".join(filter(None, (result.advice, f"logs: trials/{prefix}.{result.trial.name}")))
 
 
 def merge_cautions(found: Iterable[Found]) -> tuple[Caution, ...]:

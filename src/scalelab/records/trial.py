@@ -53,6 +53,7 @@ Option = bool | int | float | str
 
 DTYPES = get_args(Dtype)
 ALLOCATORS = ("system", "keep", "pages")
+T = TypeVar("T")
 NO_STRATEGY = "none"
 """The strategy of a trial that does not train: it times collectives, or reads a dataset."""
 
@@ -76,16 +77,6 @@ class Status(StrEnum):
     def words(self) -> str:
         """The status in words."""
         return self.value.replace("_", " ")
-
-    @property
-    def advice(self) -> str:
-        """What to do about a trial with this status."""
-        return {
-            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",
-            Status.TIMED_OUT: "check the stacks in the logs for where ranks wait, or raise --timeout",
-            Status.INVALID: "fix the workload or script, or its options",
-            Status.NOT_RUN: "fix what the reason names",
-        }.get(self, "check the end of the logs")
 
 
 class Cause(StrEnum):
@@ -341,6 +332,18 @@ class TrialResult:
     steal_ratio: float | None = None
     """The share of CPU time that the hypervisor gave to other guests (steal)."""
 
+    @property
+    def advice(self) -> str:
+        """What to do about a trial that did not complete; empty where the reason says it, as our own errors do."""
+        if self.status is Status.INVALID and self.cause in (Cause.UNUSABLE, Cause.UNUSED_PARAMETERS):
+            return ""
+        return {
+            Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",
+            Status.TIMED_OUT: "check the stacks in the logs for where ranks wait, or raise --timeout",
+            Status.INVALID: "fix the workload or script, or its options",
+            Status.NOT_RUN: "fix what the reason names",
+        }.get(self.status, "check the end of the logs")
+
     def step_seconds(self, kind: StepKind) -> dict[int, float]:
         """The time of each complete step of one kind, by step number: the maximum over ranks."""
         by_step: dict[int, list[float]] = {}
@@ -378,9 +381,6 @@ def with_samples(
 def not_run(trial: Trial, reason: str, batch: BatchNote | None = None, *, cause: Cause | None = None) -> TrialResult:
     """The result of a trial that was never started."""
     return TrialResult(trial=trial, status=Status.NOT_RUN, cause=cause, reason=reason, batch=batch)
-
-
-T = TypeVar("T")
 
 
 def to_builtins(record: object) -> Any:

@@ -344,10 +344,11 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore, st
     is_told = first.trial.trains_nothing and first.status is Status.INVALID  # the reason names the flag
     may_come = first.batch is not None and first.batch.may_come
     again = f", then scalelab resume {store.path} submits it again" if may_come else ""
-    advice = "" if is_told else f": {first.status.advice}{again}"
+    advice = "" if is_told or not first.advice else f": {first.advice}{again}"
+    reason = first.reason.rstrip(".") if advice else first.reason
     error = NothingMeasured(
         f"no trial completed; {first.trial.configuration}{workload} was {first.status.words}:"
-        f" {first.reason}{advice} (logs: {store.trial_directory(first.trial.name)})"
+        f" {reason}{advice} (logs: {store.trial_directory(first.trial.name)})"
     )
     if first.status is Status.TIMED_OUT:
         error.exit_code = 124

@@ -84,6 +84,7 @@ class BatchSize(SweepStudy):
         return f"batch-{self.batches[0]}"
 
     def list_rows(self) -> Iterator[Configuration]:
+        self.job.check_sets_batch(self.name)
         return (self.configure(f"batch-{batch}", batch, label=f"batch {batch}") for batch in self.batches)
 
     def list_settings(self) -> Iterable[str]:

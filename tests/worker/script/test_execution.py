@@ -66,9 +66,27 @@ def test_steps_end_where_they_are_said_to(step_at: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_main")
+def test_a_function_that_an_evaluation_calls_too_ends_no_step_there(tmp_path: Path) -> None:
+    text = OWN_OPTIMIZER.replace("class", "def get(batch):\n    return batch\n\nclass")
+    text = text.replace("Trainer().step(inputs)", "Trainer().step(get(inputs))")
+    text += "    with torch.no_grad():\n        model.eval()(get(inputs))\n    model.train()\n"
+    kept = execute(tmp_path, "mine:get", text=text)
+    assert len(kept) == 7
+    assert all(one.loss is not None for one in kept[1:])
+
+
+@pytest.mark.usefixtures("own_main")
 def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ScriptFinished, match=r"3 backward passes, 0 optimizer calls\): say where .* --step-at"):
+    seen = r"the script ended without a step \(seen: 1 trained module, 3 backward passes, 0 optimizer calls\): "
+    with pytest.raises(ScriptFinished, match=f"{seen}say where a step ends: --step-at dataloader, or --step-at mod"):
         execute(tmp_path, "optimizer", epochs=1)
+    plain = OWN_OPTIMIZER.replace("DataLoader(TensorDataset(torch.randn(12, 8)), 4)", "[(torch.randn(4, 8),)] * 3")
+    for step_at, absent in (("optimizer", r"torch\.optim\.Optimizer"), ("dataloader", "DataLoader")):
+        with pytest.raises(ScriptFinished, match=f"{seen}it uses no {absent}: name a function that runs once in every"):
+            execute(tmp_path, step_at, epochs=1, text=plain)
+    unused = plain.replace("class", "def rest():\n    pass\n\nclass")
+    with pytest.raises(ScriptFinished, match=f"{seen}the function that --step-at names did not return: name one that"):
+        execute(tmp_path, "mine:rest", epochs=1, text=unused)
     with pytest.raises(ScriptFinished, match="its data loader gave no batch: check that the data set is larger"):
         execute(tmp_path, "optimizer", text=OWN_OPTIMIZER.replace(", 4)", ", 16, drop_last=True)"))
     with pytest.raises(UsageError, match=r"--step-at mine:nothing: mine\.py defines no nothing there"):
@@ -80,6 +98,8 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     assert find_hint(relative, script).endswith("run it as a module, -- -m PACKAGE.train")
     for words in ("Torch not compiled with CUDA enabled", "module 'torch._C' has no attribute '_cuda_setDevice'"):
         assert "needs a GPU" in find_hint(words, script)
+    assert "needs a GPU" in find_hint("Cannot access accelerator device when none is available.", script)
+    assert find_hint("No module named 'wandb'", script).endswith("beside torch, or add your own to PYTHONPATH")
     assert find_hint("something else", script) == ""
 
 

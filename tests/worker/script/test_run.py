@@ -126,8 +126,8 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, laun
         ),
         (
             "torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()",
-            "the script ended without a step (seen: 1 trained module, 1 backward pass, 0 optimizer calls): say where a"
-            " step ends: --step-at dataloader, or --step-at module:function",
+            "the script ended without a step (seen: 1 trained module, 1 backward pass, 0 optimizer calls): it uses no"
+            " torch.optim.Optimizer: name a function that runs once in every step, --step-at module:function",
         ),
     ],
 )

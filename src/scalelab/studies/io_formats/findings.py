@@ -272,7 +272,7 @@ def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
         if failure.status is Status.NOT_RUN and failure.cause in (Cause.ANSWERED, None):
             kind, advice = NOT_RUN, _advise_installing(rows[0].dataset.format)
         else:
-            advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.status.advice
+            advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.advice
             kind, advice = FAILED, f"{advice}; logs are in trials/{failure.trial.name}"
         labels = [one.label for one in rows]
         message = f"{_list_some(labels)} {VERBS[failure.status]}: {reason}"

@@ -225,7 +225,7 @@ def list_cautions(search: BatchSearch, job: Job, most: int | None) -> Iterator[C
         yield ENDED_EARLY(
             broken.trial.label,
             f"the search ended early: batch {batch} was {broken.status.words}: {broken.reason}",
-            f"{broken.status.advice}; if the data has no more samples, give --most; its logs are in"
+            f"{broken.advice and broken.advice + '; '}if the data has no more samples, give --most; its logs are in"
             f" trials/{broken.trial.name}",
             batch=batch,
         )

@@ -356,7 +356,7 @@ def _name_failures(rows: Sequence[MemoryRow]) -> Iterator[Caution]:
             continue
         what = "the forecast of " if trial.is_forecast else ""
         kind = NOT_RUN if status is Status.NOT_RUN else FAILED
-        advice = f"{status.advice}; logs are in trials/{trial.name}"
+        advice = "; ".join(filter(None, (result.advice, f"logs are in trials/{trial.name}")))
         yield kind(
             label,
             f"{what}{label} {VERBS[status]}: {result.reason}",

@@ -200,7 +200,7 @@ def name_failure(label: str, results: Sequence[TrialResult], *, is_measured: boo
     yield kind(
         label,
         f"{label} {VERBS[failure.status]}{which}: {failure.reason}{more}",
-        f"{failure.status.advice}; logs: trials/{failure.trial.name}",
+        "; ".join(filter(None, (failure.advice, f"logs: trials/{failure.trial.name}"))),
         status=failure.status.value,
         failed=num_failed,
         rounds=len(results),

@@ -49,14 +49,19 @@ def run_prelude(trial: Trial, script: Script, assignment: Assignment) -> None:
         sys.argv = [script.target, *script.arguments]
         sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
         with suppress(TorchWanted, Exception, SystemExit, KeyboardInterrupt):
-            if script.is_module:
-                runpy.run_module(script.target, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script.target, run_name="__main__")
+            execute_script(script)
     finally:
         sys.meta_path.remove(finder)
         os.chdir(before[0])
         sys.argv, sys.path = before[1], before[2]
+
+
+def execute_script(script: Script) -> None:
+    """Run it as Python would."""
+    if script.is_module:
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script.target, run_name="__main__")
 
 
 def make_variables(trial: Trial, assignment: Assignment) -> dict[str, str]:

@@ -14,7 +14,6 @@ import importlib.util
 import logging
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -38,11 +37,10 @@ from scalelab.units import format_count, format_seconds
 from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
-from scalelab.worker.script.prelude import make_variables, move_to_copy
+from scalelab.worker.script.prelude import execute_script, make_variables, move_to_copy
 from scalelab.worker.script.session import MakeObserver, SampleFile, ScriptEnded, ScriptSession
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
-WHERE_STEPS_END = "say where a step ends: --step-at dataloader, or --step-at module:function"
 OWN_PROCESSES = (
     "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
     " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
@@ -53,6 +51,7 @@ NO_GPU_WORDS = (
     "Found no NVIDIA driver",
     "no GPUs found",
     "doesn't have NCCL built in",
+    "Cannot access accelerator device when none is available",
     "'torch._C' has no attribute '_cuda_",
 )
 STEP_NAME = "__scalelab_step__"
@@ -80,7 +79,7 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
         raise
     except GivenUp as error:
         seen, is_loading = describe_seen(session), session.watch.is_loading
-        advice = OWN_PROCESSES if end_children() and not is_loading else WHERE_STEPS_END
+        advice = OWN_PROCESSES if end_children() and not is_loading else advise_step_end(session.watch)
         raise ScriptFinished(f"no step was seen in {format_seconds(error.args[0])} ({seen}): {advice}") from None
     except SystemExit as error:
         if error.code not in (None, 0) and not session.is_measured:
@@ -126,19 +125,13 @@ def execute_watched(script: Script, watch: TrainingWatch) -> None:
 def find_hint(words: str, script: Script) -> str:
     """What to do about an error that scripts often meet here; empty: its own words have to do."""
     if any(part in words for part in NO_GPU_WORDS):
-        return "the script needs a GPU, and there is none here: pass its own flag for the CPU, and the gloo backend"
+        return "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
     if "attempted relative import with no known parent package" in words and not script.is_module:
         name = Path(script.target).stem
         return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
+    if words.startswith("No module named"):
+        return "the script imports what is not installed here: install it beside torch, or add your own to PYTHONPATH"
     return ""
-
-
-def execute_script(script: Script) -> None:
-    """Run it as Python would."""
-    if script.is_module:
-        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(script.target, run_name="__main__")
 
 
 def is_own_function(script: Script) -> bool:
@@ -243,12 +236,10 @@ def read_last_line(log: Path) -> str:
 def describe_early_end(session: ScriptSession, log: Path) -> str:
     """What to do about a script that ended too early, by what was seen of it."""
     if session.num_steps:
-        who = os.environ["RANK"]
         more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
-        return (
-            f"the script ended on rank {who} after {count_steps(session)}: let it train longer, or lower --steps{more}"
-        )
-    advice = WHERE_STEPS_END
+        words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
+        return f"{words}: let it train longer, or lower --steps{more}"
+    advice = advise_step_end(session.watch)
     if not (session.watch.has_seen or session.num_forks):
         said = read_last_line(log)
         return f"the script ended without training anything{f'; the last line it printed: {said}' if said else ''}"
@@ -257,6 +248,16 @@ def describe_early_end(session: ScriptSession, log: Path) -> str:
     elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
         advice = OWN_PROCESSES
     return f"the script ended without a step ({describe_seen(session)}): {advice}"
+
+
+def advise_step_end(watch: TrainingWatch) -> str:
+    """What to pass where no step was seen, by what was seen instead."""
+    if watch.uses_function:
+        return "the function that --step-at names did not return: name one that runs once in every step"
+    if watch.is_loading and watch.uses_rule:
+        return "say where a step ends: --step-at dataloader, or --step-at module:function"
+    what = "torch.optim.Optimizer" if watch.uses_rule else "DataLoader"
+    return f"it uses no {what}: name a function that runs once in every step, --step-at module:function"
 
 
 def describe_seen(session: ScriptSession) -> str:

@@ -334,6 +334,7 @@ class ScriptSession:
             raise UsageError(f"the script's batch size was not seen, in a DataLoader or by a module: {advice}")
         if self.step_samples is None:
             return
+        advice += f", or plan with {self.step_samples} on each rank"
         if self._is_told:
             advice = "{batch_per_rank} is not what the script calls the samples of a batch; pass it there"
             times, rest = divmod(self.step_samples, self._planned_batch)

@@ -77,8 +77,7 @@ class TrainingWatch:
         self._silent = SilentPasses(self.trained, self._facts)
         self.has_closure = False
         """Whether an optimizer has called for passes: Lightning's closure makes one in every step, LBFGS's several."""
-        self._stack = ExitStack()
-        self._learning = ExitStack()
+        self._stack, self._learning = ExitStack(), ExitStack()
         self._depth = 0
 
     def __enter__(self) -> TrainingWatch:
@@ -225,12 +224,13 @@ class TrainingWatch:
         return ":" in self._step_at
 
     def wrap_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose return ends a step."""
+        """A function whose return ends a step; an evaluation may call it too."""
 
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            self.end_step()
+            if torch.is_grad_enabled() or (self.num_backward and "evaluation" not in self._facts.other_work):
+                self.end_step()
             return result
 
         return step
