@@ -102,6 +102,9 @@ def main() -> int:
     table = Table(*headers, box=None)
     every = (*CASES, *(LIBRARY_CASES if find_spec("timm") else ()))
     plain = [case for case in every if case.workload.startswith(tuple(sys.argv[1:]) or "")]
+    if not plain:
+        names = sorted({case.workload for case in every})
+        sys.exit(f"no case begins with {' or '.join(sys.argv[1:])}: the cases are {', '.join(names)}")
     with LocalLauncher() as launcher, tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         errors = [compare(launcher, place, table, case, batch, "single") for case in plain for batch in case.batches]

@@ -8,7 +8,15 @@ from scalelab.analysis.growth import SECONDS_PER_DAY
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layouts import Asked, PlannedJob
-from scalelab.predict.planning import SmallRun, compare_linear, find_last_paying, make_plan, sum_training, sweep_devices
+from scalelab.predict.planning import (
+    GOODPUT,
+    SmallRun,
+    compare_linear,
+    find_last_paying,
+    make_plan,
+    sum_training,
+    sweep_devices,
+)
 from scalelab.predict.transformer_shape import GPT2_SMALL, LLAMA3_8B, choose_shape
 
 JOB = PlannedJob(model=LLAMA3_8B, device=find_device("a100-80gb"), global_batch=256)
@@ -42,7 +50,8 @@ def test_totals_follow_from_the_step(plan):
     totals = sum_training(plan, 1e12)
     step = plan.best.step.value
     assert totals.num_steps == pytest.approx(1e12 / (256 * 8192))
-    assert totals.days.value == pytest.approx(totals.num_steps * step / SECONDS_PER_DAY)
+    assert totals.days.value == pytest.approx(totals.num_steps * step / SECONDS_PER_DAY / GOODPUT)
+    assert totals.days.high / totals.days.low > plan.best.step.high / plan.best.step.low
     assert totals.device_hours.value == pytest.approx(totals.days.value * 24 * 64)
     assert totals.kilowatt_hours is not None
     assert totals.kilowatt_hours.value == pytest.approx(totals.device_hours.value * 0.4)

@@ -390,8 +390,7 @@ def find_cautions(plan: TrainingPlan, totals: Totals) -> Iterator[Caution]:
     if totals.days.value > MANY_DAYS:
         yield TOO_LONG(
             "",
-            f"{format_quantity('number', totals.days.value)} days is more than a year; failures, restarts and"
-            " checkpoints are not counted",
+            f"{format_quantity('number', totals.days.value)} days is more than a year",
             "try more devices (--sweep-devices) or fewer tokens",
             days=totals.days,
         )

@@ -4,6 +4,8 @@ The interval of a step comes from drawing the shares of `Efficiency` around thei
 layouts they were fitted to (A100s), two thirds of predicted steps are off by 7 % or less; on other devices the speed of
 matrix products is known less well.
 
+A whole training run takes longer than its steps, by `GOODPUT`.
+
 Model FLOPs utilization (MFU) counts operations without recomputing, over the devices' peak (Chowdhery et al. 2022,
 appendix B). Energy is that of the devices at their limit, without hosts, network and cooling.
 
@@ -13,7 +15,7 @@ counts. A plan for N devices differs from it by three factors, whose product is 
     devices      N instead of one
     operations   6 per parameter and token in the rule; a plan counts attention and logits, but not embeddings
     speed        operations per second of one device: measured for the small model; planned after recomputation,
-                 communication and pipelining, in its own data type on its own device
+                 communication, pipelining and restarts, in its own data type on its own device
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ OTHER_DEVICE_SPREAD = 0.12
 """Of products on devices that nothing was found on."""
 FOUND_ON = ("a100-80gb", "a100-40gb")
 NUM_RANKED = 8
+GOODPUT, LEAST_GOODPUT, MOST_GOODPUT = 0.90, 0.80, 0.97
+"""Share of the time of a long run that goes to steps: the rest is failures, restarts, checkpoints and evaluation. More
+than 90 % with Llama 3 405B (Llama team 2024, section 3.3.4); 80 and 97 % are assumed as bounds."""
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86_400.0
 
@@ -203,9 +208,10 @@ def enclose_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> Pre
 
 
 def sum_training(plan: TrainingPlan, num_tokens: float, planned: PlannedLayout | None = None) -> Totals:
-    """The whole training run in one of the layouts, by default the fastest."""
+    """The whole training run in one of the layouts, by default the fastest, with what is lost between steps."""
     check_positive("tokens", num_tokens)
     step, device = (planned or plan.best).step, plan.job.device
+    step = Prediction(value=step.value / GOODPUT, low=step.low / MOST_GOODPUT, high=step.high / LEAST_GOODPUT)
     num_steps = num_tokens / plan.job.tokens
     hours = step.map(lambda seconds: seconds * num_steps * plan.num_devices / SECONDS_PER_HOUR)
     watts, price = device.watts, device.price
