@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -138,10 +138,15 @@ class RunStore:
     def trial_directory(self, trial_name: str) -> Path:
         return self.path.joinpath("trials", trial_name)
 
-    def trials(self) -> tuple[Trial, ...]:
-        """The planned trials, in the order in which they run."""
+    def trials(self, known: Iterable[TrialResult] = ()) -> tuple[Trial, ...]:
+        """The planned trials, in the order in which they run; those with a known result are not read again."""
+        found = {result.trial.name: result.trial for result in known}
         with without_collector():
-            return tuple(read_trial(self.trial_directory(name)) for name in self.record.trials)
+            return tuple(found.get(name) or self.trial(name) for name in self.record.trials)
+
+    def trial(self, trial_name: str) -> Trial:
+        """One planned trial."""
+        return read_trial(self.trial_directory(trial_name))
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
         """Extend the plan: a search adds trials that depend on results."""

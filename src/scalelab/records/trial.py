@@ -2,8 +2,7 @@
 
 A trial is one configuration run once in fresh processes. It is a frozen record that travels as `trial.json` from the
 planner to the ranks: a header that every trial has (what is trained, on which ranks, within which limits) and one
-task (`records/tasks.py`). A result is what comes back: a status and the raw samples of every rank and step. A failure
-is a result too.
+task (`records/tasks.py`). A result, or failure, is what comes back: a status and the samples of every rank and step.
 
     completed       every rank ran every step
     out_of_memory   a rank needed more memory than it may use
@@ -20,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -50,7 +50,6 @@ from scalelab.records.tasks import StepSample as StepSample
 
 Option = bool | int | float | str
 """The type of a workload's option: it must survive JSON and a command line."""
-
 DTYPES = get_args(Dtype)
 ALLOCATORS = ("system", "keep", "pages")
 T = TypeVar("T")
@@ -197,11 +196,9 @@ class Trial:
         micro, batch = self.shape.micro_batch, self.batch_per_rank
         if micro is not None and batch % micro:
             raise UsageError(f"--micro-batch must divide the {batch} samples per rank, got {micro}")
-        rank = self.perturbation.delay_rank
-        if rank is not None and rank >= self.num_processes and self.num_processes > 1:
-            raise UsageError(
-                f"--delay-rank must be at most {self.num_processes - 1} with {self.num_processes} ranks, got {rank}"
-            )
+        rank, num = self.perturbation.delay_rank, self.num_processes
+        if rank is not None and rank >= num > 1:
+            raise UsageError(f"--delay-rank must be at most {num - 1} with {num} ranks, got {rank}")
 
     @property
     def name(self) -> str:
@@ -344,14 +341,18 @@ class TrialResult:
             Status.NOT_RUN: "fix what the reason names",
         }.get(self.status, "check the end of the logs")
 
-    def step_seconds(self, kind: StepKind) -> dict[int, float]:
+    def step_seconds(self, kind: StepKind) -> Mapping[int, float]:
         """The time of each complete step of one kind, by step number: the maximum over ranks."""
-        by_step: dict[int, list[float]] = {}
+        return self._step_seconds.get(kind, {})
+
+    @cached_property
+    def _step_seconds(self) -> dict[StepKind, dict[int, float]]:
+        by_kind: dict[StepKind, dict[int, list[float]]] = {}
         for sample in self.samples:
-            if sample.kind is kind:
-                by_step.setdefault(sample.step, []).append(sample.step_seconds)
-        wanted = self.trial.num_processes
-        return {step: max(times) for step, times in sorted(by_step.items()) if len(times) == wanted}
+            by_kind.setdefault(sample.kind, {}).setdefault(sample.step, []).append(sample.step_seconds)
+        num = self.trial.num_processes
+        complete = {kind: {s: t for s, t in sorted(steps.items()) if len(t) == num} for kind, steps in by_kind.items()}
+        return {kind: {step: max(times) for step, times in steps.items()} for kind, steps in complete.items()}
 
     def losses(self) -> dict[int, float]:
         """The loss of each step, by step number: the mean over ranks; comm-free steps do not count as training."""
@@ -363,9 +364,9 @@ class TrialResult:
 
     def first_non_finite_loss(self) -> StepSample | None:
         """The first sample whose loss is NaN or infinite, if any; a step that a GradScaler skipped may have one."""
-        apart = (StepKind.COMM_FREE, StepKind.SETTLE)
-        bad = (s for s in self.samples if s.kind not in apart and not math.isfinite(s.loss or 0.0))
-        return min(bad, key=lambda sample: (sample.step, sample.rank), default=None)
+        bad = [sample for sample in self.samples if not math.isfinite(sample.loss or 0.0)]
+        counted = (sample for sample in bad if sample.kind not in (StepKind.COMM_FREE, StepKind.SETTLE))
+        return min(counted, key=lambda sample: (sample.step, sample.rank), default=None)
 
 
 def with_samples(

@@ -268,7 +268,7 @@ def conclude_run(store: RunStore, study: Study) -> Document:
     """The document of what has been measured so far; files that cannot be read become cautions."""
     results, damaged = read_results(store, study)
     with own_errors(study, "conclude"):
-        document = study.make_report(results, store.trials(), store.trial_directory)
+        document = study.make_report(results, store.trials(results), store.trial_directory)
     environment = store.environment()
     cautions = [
         *list_damaged(store, study, damaged),

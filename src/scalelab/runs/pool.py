@@ -51,8 +51,8 @@ class PooledStore(RunStore):
         store = self._stores[trial_name]
         return store.trial_directory(store.record.trials[0])
 
-    def trials(self) -> tuple[Trial, ...]:
-        return tuple(self._trials.values())
+    def trial(self, trial_name: str) -> Trial:
+        return self._trials[trial_name]
 
     def environment(self) -> Environment:
         """The newest launch's."""

@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 
 from scalelab.errors import UsageError
@@ -49,9 +50,9 @@ class Archive:
 
 def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Archive:
     """The raw files of runs, small ones first, as far as there is room."""
-    files = [(path, file) for path in paths for file in list_raw_files(path)]
+    files = list(islice(((path, file) for path in paths for file in list_raw_files(path)), MOST_FILES + 1))
     if len(files) > MOST_FILES:
-        return pack_plans(paths, num_trial_files=len(files) - len(paths) * len(RUN_FILES))
+        return pack_plans(paths)
     files.sort(key=lambda pair: pair[1].stat().st_size)
     buffer, left_out, num_files, num_raw_bytes = io.BytesIO(), [], 0, 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -68,7 +69,7 @@ def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Archive
     return Archive(name=name, content=buffer.getvalue(), num_files=num_files, left_out=tuple(left_out))
 
 
-def pack_plans(paths: Sequence[Path], *, num_trial_files: int) -> Archive:
+def pack_plans(paths: Sequence[Path]) -> Archive:
     """Only what runs were and where, if they have too many trials."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -77,7 +78,8 @@ def pack_plans(paths: Sequence[Path], *, num_trial_files: int) -> Archive:
                 text = (path / name).read_bytes() if is_plain(path / name) else b""
                 archive.writestr(zipfile.ZipInfo(f"{path.resolve().name}/{name}", LONG_AGO), text, zipfile.ZIP_DEFLATED)
     name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
-    left_out = (f"{num_trial_files} files of trials",)
+    num_trials = sum(1 for path in paths for _ in (path / "trials").iterdir())
+    left_out = (f"the files of {num_trials} trials",)
     return Archive(name=name, content=buffer.getvalue(), num_files=len(paths) * len(RUN_FILES), left_out=left_out)
 
 

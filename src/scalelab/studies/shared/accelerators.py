@@ -57,10 +57,12 @@ def measure_host_bound(arm: Arm) -> Estimate | None:
 
 def select_loads(result: TrialResult, num_dropped: int) -> list[DeviceLoad]:
     """What sensors of GPUs said between the first clean step after warm-up and the last."""
+    gpus = [load for load in result.loads if load.device.startswith("gpu ")]
+    if not gpus:
+        return []
     clean = sorted(s.start_seconds for s in result.samples if s.kind is StepKind.CLEAN and s.rank == 0)[num_dropped:]
     if not clean:
         return []
-    gpus = (load for load in result.loads if load.device.startswith("gpu "))
     return [load for load in gpus if clean[0] <= load.seconds <= clean[-1]]
 
 

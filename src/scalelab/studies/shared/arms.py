@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
+from operator import attrgetter
 from typing import TypeVar
 
 from scalelab.analysis.estimate import Estimate
@@ -99,10 +100,8 @@ class Arm:
     def phase(self, name: str) -> Estimate | None:
         """The median of one phase over steps and ranks, or None when phases were not timed."""
         if name not in self._phases:
-            rounds: list[list[float]] = []
-            for timed in self._phase_samples:
-                found = [getattr(sample, f"{name}_seconds") for sample in timed]
-                rounds.append([seconds for seconds in found if seconds is not None])
+            read = attrgetter(f"{name}_seconds")
+            rounds = [[seconds for seconds in map(read, timed) if seconds is not None] for timed in self._phase_samples]
             self._phases[name] = estimate_median(rounds) if any(rounds) else None
         return self._phases[name]
 

@@ -226,7 +226,7 @@ def _name_non_finite(arm: Arm) -> Iterator[Caution]:
 def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
     """All rounds train the same model on the same data from the same seed: their losses should be the very same."""
     losses = [result.losses() for result in arm.results if result.status is Status.COMPLETED]
-    for other in losses[1:]:
+    for other in (other for other in losses[1:] if other != losses[0]):  # NaN differs from itself; its words do not
         differing = [step for step in losses[0] if repr(losses[0][step]) != repr(other.get(step))]
         if differing:
             where, of = ("the script", "of the script") if arm.scripts else ("build()", "with the same seed")

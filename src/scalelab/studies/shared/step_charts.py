@@ -116,13 +116,16 @@ def plot_spread(study: Study, arms: Sequence[Arm], missing: Mapping[str, str]) -
         low, high = (float(value) for value in np.quantile(times, (0.25, 0.75)))
         median = estimate_median(arm.clean)
         rows.append({"name": label, "seconds": median, "quarter": low, "three_quarters": high, "key": arm.label})
-        every: list[Made] = [
-            {"name": label, "seconds": seconds, "launch": number, "step": step, "key": arm.label}
+        every = [
+            (number, step, seconds)
             for number, steps in enumerate(arm.clean, start=1)
             for step, seconds in enumerate(steps, start=arm.num_dropped)
         ]
         num_all += len(every)
-        points += thin(every, DISTRIBUTED_POINTS // len(shown))
+        points += [
+            {"name": label, "seconds": seconds, "launch": number, "step": step, "key": arm.label}
+            for number, step, seconds in thin(every, DISTRIBUTED_POINTS // len(shown))
+        ]
     failed: list[Made] = [{"name": name, "status": status} for name, status in list(missing.items())[:MOST_ROWS]]
     said = [
         "Points are steps after warm-up, one line of them per launch; boxes hold the middle half; thick strokes are the"
