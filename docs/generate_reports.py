@@ -37,13 +37,14 @@ an hour. A control that is not "no difference" means that the machine was not qu
     train             scalelab train --workload lenet --data digits --epochs 2                               1 min
     weak-scaling      scalelab run weak-scaling --workload lenet --batch-size-per-rank 64 --ranks 1 2             1 min
     gpt2              scalelab reproduce gpt2 --size small                                                   3 min
+    parallelism       scalelab reproduce parallelism                                                         3 min
     polaris           scalelab reproduce polaris --size small                                     (as root)  9 min
     quantization      scalelab reproduce quantization                                                        1 min
     resnet            scalelab reproduce resnet --size small                                                 5 min
     scaling           scalelab reproduce scaling --size small                                                2 min
 
-All but layouts were taken with scalelab 0.1.0 on a busy machine, and their pages say so: drop that from the page when
-its report is retaken.
+All but layouts and parallelism were taken with scalelab 0.1.0, and all but layouts on a busy machine; their pages say
+so: drop that from the page when its report is retaken.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from scalelab.cli import reproduce as command
+from scalelab.errors import UsageError
 from scalelab.export.bundle import write_bundle
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.gpt2.published import SCHEDULE, TRAIN_SEED
@@ -40,7 +41,8 @@ TRAIN_STEPS = 11
 MOST_LINES = 100
 """Of a script to hand in."""
 FAKE_GPU = Path(__file__).with_name("fake_gpu.py")
-SCRIPTS = {file.name: file for recipe in RECIPES for file in list_scripts(recipe)}
+ASSIGNMENTS = [recipe for recipe in RECIPES if list_scripts(recipe)]
+SCRIPTS = {file.name: file for recipe in ASSIGNMENTS for file in list_scripts(recipe)}
 PACKAGES = {
     "scaling": ["torch"],
     "gpt2": ["numpy", "torch"],
@@ -417,7 +419,7 @@ def test_the_notebook_prints_what_the_script_prints(
     assert printed == lab_printed
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ASSIGNMENTS)
 def test_scripts_are_written_with_a_page_that_lists_them(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +436,15 @@ def test_scripts_are_written_with_a_page_that_lists_them(
     for file in (tmp_path / "code").glob("*.py"):
         assert "scalelab" not in file.read_text()
         assert len(file.read_text().splitlines()) <= MOST_LINES, f"{file.name} is longer than one can read at once"
+
+
+def test_a_published_comparison_has_no_code_to_hand_in(tmp_path: Path) -> None:
+    assert set(ASSIGNMENTS) == set(PACKAGES) == set(RECIPES) - {"parallelism"}
+    with pytest.raises(UsageError, match="parallelism compares with published tables and has no code to hand in"):
+        command.main(["parallelism", "--scripts", str(tmp_path / "code")])
+    store = start_run(Reproduce(recipe="parallelism", device="cpu"), tmp_path / "runs", ["scalelab", "reproduce"])
+    write_bundle(tmp_path / "bundle", [store], ["report.pdf"])
+    assert not (tmp_path / "bundle" / "scripts").exists()
 
 
 def test_a_bundle_of_a_recipe_holds_its_code(tmp_path: Path) -> None:
@@ -489,7 +500,7 @@ def test_utilization_is_what_nvidia_smi_prints(runner: Runner, tmp_path: Path) -
     assert re.search(r"step=4 .*\nindex, utilization.gpu \[%\]\n0, 97 %\n1, 41 %\nstep=5 ", printed)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ASSIGNMENTS)
 def test_uv_installs_what_the_scripts_import_and_no_more(recipe: str, tmp_path: Path) -> None:
     assert list_packages(list_scripts(recipe)) == PACKAGES[recipe]
     write_scripts(recipe, tmp_path)

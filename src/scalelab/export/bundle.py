@@ -21,7 +21,7 @@ from pathlib import Path
 
 from scalelab.checks import clean_text
 from scalelab.errors import UsageError
-from scalelab.recipes.recipe import write_scripts
+from scalelab.recipes.recipe import list_scripts, write_scripts
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.launchers import LAUNCHERS
@@ -65,9 +65,9 @@ def write_bundle(directory: Path, stores: Sequence[RunStore], reports: Sequence[
 
 
 def list_recipes(stores: Sequence[RunStore]) -> list[str]:
-    """The assignments that were reproduced, each once."""
+    """The assignments that were reproduced, each once; those without code have nothing to add."""
     found = (store.record.fields["recipe"] for store in stores if store.record.study == Reproduce.name)
-    return list(dict.fromkeys(map(str, found)))
+    return [recipe for recipe in dict.fromkeys(map(str, found)) if list_scripts(recipe)]
 
 
 def place_scripts(directory: Path, recipe: str, stores: Sequence[RunStore]) -> Path:

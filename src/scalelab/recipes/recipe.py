@@ -11,7 +11,7 @@ never stands there. `questions.toml` has its questions in the same form; a repor
 there, each to be confirmed or not.
 
     [G2]
-    tokens_per_second = ["32582.4", "002:69"]           text, and the assignment's document and line
+    tokens_per_second = ["32582.4", "002:69"]           text, and the assignment's document and line, or a table's file
 
 The code to hand in with an assignment is plain PyTorch, a script per task, without any import of scalelab. Scripts are
 data of this package (`<assignment>/scripts/`) and are copied as they are, with a README that lists them. The
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.errors import UsageError
 from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Chart, Document, Table
@@ -194,14 +195,15 @@ class Printed(NamedTuple):
 
 @cache
 def read_published(recipe: str, name: str = "published.toml") -> Mapping[str, Mapping[str, Printed]]:
-    """The published figures of an assignment, or its questions (`questions.toml`), by row and name."""
+    """The published figures of an assignment, or its questions (`questions.toml`), by row and name.
+
+    A published comparison that is no assignment has no questions.
+    """
     file = Path(__file__).parent / recipe / name
+    if name == QUESTIONS and not file.is_file():
+        return {}
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     return {row: {name: Printed(*pair) for name, pair in figures.items()} for row, figures in rows.items()}
-
-
-def has_questions(recipe: str) -> bool:
-    return (Path(__file__).parent / recipe / QUESTIONS).is_file()
 
 
 def pair_questions(recipe: str, row: str, answers: Mapping[str, str]) -> tuple[Question, ...]:
@@ -229,8 +231,8 @@ COMMENT = re.compile(r"^# (?P<text>[A-Z].*)", re.MULTILINE)
 
 
 def list_scripts(recipe: str) -> list[Path]:
-    """The files of an assignment, by name."""
-    return sorted(file for file in (Path(__file__).parent / recipe / "scripts").iterdir() if file.is_file())
+    """The files of an assignment, by name; none of a published comparison, which asks for no code."""
+    return sorted(file for file in (Path(__file__).parent / recipe / "scripts").glob("*") if file.is_file())
 
 
 def list_packages(files: Iterable[Path]) -> list[str]:
@@ -251,6 +253,8 @@ def list_packages(files: Iterable[Path]) -> list[str]:
 def write_scripts(recipe: str, directory: Path, flag: str = "--scripts") -> list[Path]:
     """Copy the scripts of an assignment to a directory, its notebook included, and list them in a README."""
     files = list_scripts(recipe)
+    if not files:
+        raise UsageError(f"{flag} {directory}: {recipe} compares with published tables and has no code to hand in")
     celled = {file.stem: text for file in files if (text := read_cells(file))}
     with storage_errors(directory, flag):
         directory.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from scalelab.launch.batch.site import Site
 from scalelab.recipes.evidence import describe_trials
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
+from scalelab.recipes.parallelism.rows import PARALLELISM
 from scalelab.recipes.polaris.rows import POLARIS
 from scalelab.recipes.quantization.rows import QUANTIZATION
 from scalelab.recipes.recipe import Outcome, Recipe, Row, Size
@@ -42,8 +43,10 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
 from scalelab.workloads.gpt2_options import GPT2_SHAPES, Gpt2Options, MaybePath
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (POLARIS, GPT2, SCALING, RESNET, QUANTIZATION)}
-NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization"]
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (POLARIS, GPT2, SCALING, RESNET, QUANTIZATION, PARALLELISM)
+}
+NameOfRecipe = Literal["polaris", "gpt2", "scaling", "resnet", "quantization", "parallelism"]
 RANKS = (1, 2, 4)
 """What the assignments have."""
 MEASURES_NOTHING = "it measures nothing itself"

@@ -1,0 +1,1 @@
+"""Published comparisons of parallel layouts: torchtitan, Megatron-LM and Korthikanti et al. 2022."""
