@@ -110,8 +110,12 @@ def test_tables_have_headers_for_rows_and_columns_and_scroll_in_their_own_box() 
 
 def test_a_chart_is_named_for_those_who_cannot_see_it() -> None:
     document = Document(title="t", sections=(Section(charts=(Chart(title="Speed", caption="By rank.", spec={}),)),))
-    plots = [values for _, values in Reader(render_html(document)).elements if values.get("role") == "img"]
+    elements = Reader(render_html(document)).elements
+    plots = [values for _, values in elements if values.get("role") == "img"]
     assert [values["aria-label"] for values in plots] == ["Speed: By rank."]
+    buttons = [values for name, values in elements if name == "button" and "data-format" in values]
+    assert [values["aria-label"] for values in buttons] == ["SVG of Speed", "PNG of Speed"]
+    assert [name for name, _ in elements if name in ("header", "main")] == ["header", "main"]  # one of each landmark
 
 
 def test_rows_of_data_are_counted_wherever_they_lie() -> None:

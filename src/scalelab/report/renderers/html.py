@@ -122,7 +122,10 @@ def set_figure(chart: Chart, place: str, *, is_wide: bool) -> str:
     heading = f"<h3>{title}</h3>" if title else ""
     words = f"<p>{caption}</p>" if caption else ""
     words += f'<p class="hint">{ZOOM_HINT}</p>' if is_zoomable(chart) else ""
-    actions = "".join(f'<button type="button" data-format="{one}">{one.upper()}</button>' for one in ("svg", "png"))
+    actions = "".join(
+        f'<button type="button" data-format="{kind.lower()}" aria-label="{kind} of {title or label}">{kind}</button>'
+        for kind in ("SVG", "PNG")
+    )
     return (
         f'<figure{wide}>{heading}<div class="plot" role="img" aria-label="{label}" data-chart="{place}"'
         f' data-entry="{longest * LETTER + LEGEND_SIGN:.1f}" data-name="{name_file(chart.title)}"{large}></div>'
@@ -200,12 +203,12 @@ def set_page(document: Document, archive: Archive | None) -> str:
     )
     nav = f'<nav aria-label="contents"><ol>{contents}<li><a href="#data">Raw data</a></li></ol></nav>'
     return (
-        '<div class="page">\n<div class="bar"><div class="brand">scalelab <span>report</span></div>'
+        '<div class="page">\n<header><div class="bar"><div class="brand">scalelab <span>report</span></div>'
         '<button type="button" id="mode">Dark</button></div>\n'
-        f"<header class='hero'>{set_hero(document)}</header>\n"
+        f'<div class="hero">{set_hero(document)}</div></header>\n<div class="columns"><main>\n'
         '<noscript><p class="note">Charts and downloads need JavaScript, which is disabled here. Text and tables'
         " are complete.</p></noscript>\n"
-        f'<div class="columns"><main>\n{body}{set_downloads(document, archive)}'
+        f"{body}{set_downloads(document, archive)}"
         f"<footer><p>Made by scalelab {__version__}. Self-contained: this file loads nothing.</p></footer></main>\n"
         f"{nav}</div>\n</div>\n"
     )
