@@ -242,10 +242,15 @@ def test_a_model_with_a_plan_of_its_own_needs_no_function(launcher: LocalLaunche
     assert "_tp_plan splits down by 'sequence_parallel', which is not supported: use colwise" in result.reason
 
 
-def test_a_rank_of_a_pipeline_that_dies_ends_the_trial_in_one_line(launcher: LocalLauncher, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["pp", "ep", "local-sgd"])
+def test_a_rank_that_dies_ends_the_trial_in_one_line(launcher: LocalLauncher, tmp_path: Path, strategy: str) -> None:
     own = tmp_path / "own.py"
-    own.write_text(OWN.replace("[(mine, mine)]", "die_later(mine)") + DYING)
-    fields: dict[str, Any] = {"workload": f"{own}:build", "options": {}, "strategy": "pp", "global_batch": 8}
+    text = OWN.replace("[(mine, mine)]", "die_later(mine)") + DYING
+    if strategy == "ep":
+        text = text.replace(DOWN, f"{DOWN}\n        self.experts = Experts(2, 8)")
+        text = text.replace("self.down(torch.relu(self.up(x)))", MIXED)
+    own.write_text(text)
+    fields: dict[str, Any] = {"workload": f"{own}:build", "options": {}, "strategy": strategy, "global_batch": 8}
     result = launch(launcher, make_trial(plan=BRIEF, **fields), tmp_path / "trial")
     assert result.status is Status.CRASHED
     assert re.search(r"rank 1.*SIGKILL", result.reason), result.reason
@@ -263,10 +268,13 @@ def die_later(mine):
             os.kill(os.getpid(), signal.SIGKILL)
         yield mine, mine
 """
+DOWN = "self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)"
+MIXED = "self.experts(self.down(torch.relu(self.up(x))).view(2, -1, 8)).view(-1, 8)"
 OWN = """\
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from scalelab.worker.models.moe import Experts
 
 
 class Net(nn.Module):
