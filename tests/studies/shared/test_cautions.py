@@ -202,7 +202,12 @@ def test_ranks_with_the_same_losses_train_on_the_same_samples() -> None:
 
     caution = only(warn([lose(result, 0.0) for result in play()]))
     assert (caution.kind, caution.severity, caution.subject) == ("same-samples", "wrong-work", "ddp × 2")
-    assert "DistributedSampler" in caution.next_step
+    what = "ddp × 2: ranks 0 and 1 have the same loss in every step: they train on the same samples"
+    assert caution.message == what
+    assert caution.next_step == (
+        "return a Dataset, which is split over the ranks, or let build() take rank and draw by it (in a script:"
+        " DistributedSampler)"
+    )
     assert warn([lose(result, 1e-6) for result in play()]) == {}
     assert warn([lose(result, 0.0) for result in play(num_ranks=1, strategy="single")]) == {}
 

@@ -94,12 +94,17 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--step-at json:nothing: module 'json' has no attribute 'nothing'"):
         find_function("json:nothing")
     script = Script(target="/package/train.py")
-    relative = "attempted relative import with no known parent package"
-    assert find_hint(relative, script).endswith("run it as a module, -- -m PACKAGE.train")
-    for words in ("Torch not compiled with CUDA enabled", "module 'torch._C' has no attribute '_cuda_setDevice'"):
-        assert "needs a GPU" in find_hint(words, script)
-    assert "needs a GPU" in find_hint("Cannot access accelerator device when none is available.", script)
-    assert find_hint("No module named 'wandb'", script).endswith("beside torch, or add your own to PYTHONPATH")
+    hints = {
+        "attempted relative import with no known parent package": "the script imports from its own package: run it as a"
+        " module, -- -m PACKAGE.train",
+        "No module named 'wandb'": "the script imports what is not installed here: install it beside torch, or add your"
+        " own to PYTHONPATH",
+    }
+    gpu = "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
+    hints["Torch not compiled with CUDA enabled"] = gpu
+    hints["module 'torch._C' has no attribute '_cuda_setDevice'"] = gpu
+    hints["Cannot access accelerator device when none is available."] = gpu
+    assert {words: find_hint(words, script) for words in hints} == hints
     assert find_hint("something else", script) == ""
 
 

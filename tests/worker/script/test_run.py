@@ -153,7 +153,10 @@ def test_a_script_that_forks_its_ranks_is_told_that_they_are_not_watched(
 def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path, launcher: LocalLauncher) -> None:
     result = launch(launcher, make_script_trial(write_script(tmp_path), "--batch-size", "2"), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "the data loader gave 2 samples per step and rank, the plan says 4" in result.reason
+    assert result.reason == (
+        "the data loader gave 2 samples per step and rank, the plan says 4: {batch_per_rank} is not what the script"
+        " calls the samples of a batch; pass it there"
+    )
     assert {sample.kind for sample in result.samples} <= {StepKind.SETTLE, StepKind.CLEAN}  # the lead-in
 
 

@@ -190,8 +190,12 @@ def test_a_second_training_in_the_same_process_is_refused(tmp_path: Path) -> Non
                 optimizer.step()
 
     session = ScriptSession((Block(StepKind.CLEAN, 9),), 0, tmp_path / "trace.json", Kept(), 4)
-    with pytest.raises(UsageError, match="began a second training"), session:
+    with pytest.raises(UsageError) as caught, session:
         loop(make_model(), make_batches())
+    assert str(caught.value) == (
+        "the script began a second training: another optimizer steps, and the first no longer does; measure one at a"
+        " time, or fewer --steps than the first one takes"
+    )
 
 
 def test_a_closure_is_one_step(tmp_path: Path) -> None:
@@ -492,8 +496,19 @@ def test_a_batch_that_two_passes_take_counts_once(tmp_path: Path) -> None:
 
 def test_another_batch_than_planned_is_an_error_that_names_both(tmp_path: Path) -> None:
     session = ScriptSession(CLEAN, 0, tmp_path / "trace.json", Kept(), 8)
-    with pytest.raises(UsageError, match="gave 4 samples per step and rank, the plan says 8"), session:
+    with pytest.raises(UsageError) as caught, session:
         train_plainly(make_model(), make_batches())
+    assert str(caught.value) == (
+        "the data loader gave 4 samples per step and rank, the plan says 8: {batch_per_rank} is not what the script"
+        " calls the samples of a batch; pass it there"
+    )
+    session = ScriptSession(CLEAN, 0, tmp_path / "trace.json", Kept(), 8, is_told=False)
+    with pytest.raises(UsageError) as caught, session:
+        train_plainly(make_model(), make_batches())
+    assert str(caught.value) == (
+        "the data loader gave 4 samples per step and rank, the plan says 8: pass {batch_per_rank} where the script"
+        " takes its batch size, or plan with 4 on each rank"
+    )
 
 
 def test_a_wrapper_that_is_not_set_to_training_is_still_the_trained_module(tmp_path: Path) -> None:
