@@ -110,7 +110,7 @@ def test_completion_offers_what_is_there_today(
     assert complete("report", "--runs-dir", "elsewhere", "2") == [names[1]]
     assert complete("show", "last", "--html", "") == []
     assert complete("show", "--h") == []
-    assert complete("run", "strong-scaling", "--workload", "m") == ["mlp", "mine.py"]
+    assert complete("run", "strong-scaling", "--workload", "m") == ["mlp", "moe", "mine.py"]
     assert complete("reproduce", "sc") == ["scaling"]
     assert complete("reproduce", "scaling", "--only", "S1", "S2") == ["S2"]
     assert complete("reproduce", "scaling", "x") == []

@@ -100,7 +100,9 @@ def test_a_value_that_cannot_work_is_named(
 PER_RANK = "weak-scaling keeps the batch of a rank for every number of ranks: use --batch-size-per-rank 8"
 GLOBAL = "strong-scaling keeps the global batch for every number of ranks: use --global-batch-size 8"
 SEE = "See scalelab run strong-scaling --workload mlp --help"
-STRATEGIES = "--strategy must be one of dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none, fsdp2, zero1, hsdp, tp, pp"
+STRATEGIES = (
+    "--strategy must be one of dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none, fsdp2, zero1, hsdp, tp, pp, ep, local-sgd"
+)
 FLOATS = "--dtype must be one of float32, tf32, bfloat16, float16, float64, float8"
 HELP = "see scalelab run strong-scaling --help"
 

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 from scalelab.errors import DamagedRun, LaunchFailed
 from scalelab.launch.agreement import write_words
 from scalelab.launch.starters import HANDED_ON, LEFT_OVER, RankSpread, StepCommand
+from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.records.files import read_json
 
 if TYPE_CHECKING:
     from scalelab.launch.launcher import Launched
-    from scalelab.launch.stepped import StepLauncher
 
 MODULE = "scalelab.launch.k8s"
 INDEX, GROUP, MASTER = "JOB_COMPLETION_INDEX", "SCALELAB_POD_GROUP", "PET_MASTER_ADDR"
@@ -48,19 +48,18 @@ END_SECONDS = 5.0
 OVER = "over"
 
 
-class K8sLauncher:
-    """Steps in the pods of this Job. It only opens: `StepLauncher` runs them."""
+class K8sLauncher(StepLauncher):
+    """Steps in the pods of this Job."""
 
     @classmethod
     def open(cls, job: Launched) -> StepLauncher:
-        from scalelab.launch.stepped import LaunchStep, StepLauncher
-
+        """The launcher of a job, in the first of its pods."""
         if PODS not in os.environ:
             raise LaunchFailed(
                 "--launcher k8s starts ranks only in the pods of its own Job: add --dry-run to write the manifests,"
                 " then kubectl apply -f one of them"
             )
-        return StepLauncher(LaunchStep(kind="k8s", ranks_per_node=job.ranks_per_node))
+        return cls(LaunchStep(kind="k8s", ranks_per_node=job.ranks_per_node))
 
 
 def step_k8s(program: str, spread: RankSpread) -> StepCommand:

@@ -19,8 +19,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy import optimize, stats
-
 from scalelab.analysis.estimate import Prediction
 from scalelab.errors import UsageError
 from scalelab.predict.devices import Accelerator
@@ -93,6 +91,8 @@ def calibrate(model: Transformer, rank: MeasuredRank, *, dtype: str, global_batc
         share = replace(plain, tile=tile)
         return _set_peak(job, share, most, rank.steps[most]), share
 
+    from scipy import optimize  # not at start-up: the help of studies reads this module
+
     def miss(log_tile: float) -> float:
         fitted, share = fit(math.expm1(log_tile))
         return _time_alone(fitted, fewest, share) - rank.steps[fewest]
@@ -134,6 +134,8 @@ def _set_memory_rate(job: PlannedJob, rank: MeasuredRank, samples: int, share: E
 def _set_peak(job: PlannedJob, share: Efficiency, samples: int, seconds: float) -> PlannedJob:
     """The job on a device whose peak makes the step of one rank take so long."""
 
+    from scipy import optimize
+
     def with_peak(log_peak: float) -> PlannedJob:
         return replace(job, device=replace(job.device, peaks={job.dtype: math.exp(log_peak)}))
 
@@ -151,4 +153,6 @@ def correlate_ranks(planned: Sequence[float], measured: Sequence[float]) -> floa
     """Spearman's rank correlation; None for fewer than three, or where all are alike."""
     if len(planned) < 3 or len(set(planned)) < 2 or len(set(measured)) < 2:
         return None
+    from scipy import stats
+
     return float(stats.spearmanr(planned, measured).statistic)

@@ -33,8 +33,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from scipy import integrate, stats
-
 from scalelab.analysis.link import LineFit
 from scalelab.errors import UsageError
 from scalelab.units import format_bytes, parse_bit_rate, parse_bytes, parse_seconds
@@ -254,6 +252,8 @@ def expected_maximum(count: int) -> float:
     """The mean of the largest of n standard normal numbers; grows like √(2 ln n) (Cramér 1946)."""
     if count < 2:
         return 0.0
+
+    from scipy import integrate, stats  # not at start-up: the help of studies reads this module
 
     def density(value: float) -> float:
         return float(value * count * stats.norm.pdf(value) * stats.norm.cdf(value) ** (count - 1))

@@ -71,4 +71,5 @@ def test_an_optimizer_that_takes_over_is_a_second_training(calls: str, is_second
 
 def test_irregular_turns_are_noticed() -> None:
     assert is_regular("DDGDDG", "G")
-    assert not is_regular("DDGDG", "G")
+    assert is_regular("DDGDGDG", "G"), "the first step is kept apart"
+    assert not is_regular("DDGDGDDG", "G")
