@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from scalelab.records import store as store_module
 from scalelab.records.files import write_json
 from scalelab.records.running import find_holder
 from scalelab.records.schema import SCHEMA_VERSION
-from scalelab.records.store import RunStore, find_runs, has_failed, open_run
+from scalelab.records.store import RunStore, find_runs, find_workload_name, has_failed, open_run
 from scalelab.records.trial import Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store
 
@@ -463,6 +464,20 @@ def test_a_run_in_which_every_trial_failed_is_not_the_last(tmp_path: Path) -> No
     assert open_run("last", tmp_path).path == good.path
     (good.path / "run.json").unlink()
     assert open_run("last", tmp_path).path == bad.path
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        ({"workload": "gpt2"}, "gpt2"),
+        ({"workload": "models/own.py:build"}, "own.py:build"),
+        ({"workload": "gpt2", "script": {"target": "jobs/train.py"}}, "train.py"),
+        ({"workload": "gpt2", "script": {"target": "pkg.train", "is_module": True}}, "pkg.train"),
+        (None, ""),
+    ],
+)
+def test_a_run_is_known_by_what_it_trained(job: dict[str, Any] | None, name: str, tmp_path: Path) -> None:
+    assert find_workload_name(replace(make_store(tmp_path).record, fields={"job": job})) == name
 
 
 def test_an_unknown_run_lists_the_known_ones_and_guesses(tmp_path: Path) -> None:

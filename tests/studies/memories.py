@@ -55,7 +55,7 @@ class MemoryLauncher(FakeLauncher):
         return replace(result, ranks=ranks)
 
     def _play_forecast(self, trial: Trial) -> TrialResult:
-        if self._forecast_of is None:
+        if self._forecast_of is None or trial.configuration in self._failures:
             return TrialResult(trial=trial, status=Status.INVALID, reason="the memory cannot be forecast")
         memory = MemoryReport(peak_bytes=round(self._forecast_of(trial)), by_category=self.forecast_parts)
         return TrialResult(trial=trial, status=Status.COMPLETED, ranks=(RankReport(rank=0, memory=memory),))

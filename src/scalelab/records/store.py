@@ -337,9 +337,13 @@ def find_before(store: RunStore) -> RunStore:
 
 
 def find_workload_name(record: RunRecord) -> str:
-    """A built-in workload, or the name of the user's file; nothing where a study trains nothing."""
+    """A built-in workload, or the name of the user's file, module or script; nothing where a study trains nothing."""
     job = record.fields.get("job", {})
-    return Path(str(job.get("workload", ""))).name if isinstance(job, dict) else ""
+    if not isinstance(job, dict):
+        return ""
+    script = job.get("script")
+    named = script.get("target", "") if isinstance(script, dict) else job.get("workload", "")
+    return Path(str(named)).name
 
 
 def has_failed(path: Path) -> bool:

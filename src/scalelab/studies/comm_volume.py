@@ -61,7 +61,7 @@ from scalelab.workloads.image_options import Resnet18Options
 UNSENT, SYNCED, NO_NORM = "ddp-unsent", "ddp-synced", "ddp-no-norm"
 _count = partial(format_quantity, "count")
 WIRE_NOTES = (
-    "on the wire: the least that a rank sends, mean over ranks (Patarasu & Yuan 2009)",
+    "on the wire: the least that a rank sends, mean over ranks (Patarasuk & Yuan 2009)",
     "an all-gather or a reduce-scatter costs half an all-reduce of as many bytes",
 )
 GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole: it sends twice what is listed"

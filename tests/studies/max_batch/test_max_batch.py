@@ -116,6 +116,17 @@ class TestWithFormulas:
         assert find_finding(document, "largest-batch").values["batch"] == 1
         assert find_caution(document, "search-ended").values == {"batch": 9}
 
+    @pytest.mark.parametrize(("most", "found"), [(None, []), (64, [64])])
+    def test_a_batch_larger_than_the_data_ends_the_search_once(
+        self, tmp_path: Path, most: int | None, found: list[int]
+    ) -> None:
+        """Both first forecasts work, the third asks for more samples than there are; `most` keeps below that."""
+        failures = {f"forecast-{batch}": Status.INVALID for batch in range(65, 200)}
+        launcher = MemoryLauncher(need, forecast_of=lambda trial: need(trial, 0), failures=failures)
+        _, document = run(make_max(most=most), tmp_path, launcher)
+        assert [one.values["batch"] for one in document.findings if one.kind == "largest-batch"] == found
+        assert len([one for one in document.cautions if one.kind == "search-ended"]) == (most is None)
+
     def test_a_probe_that_crashes_does_not_fit_and_is_named(self, tmp_path: Path) -> None:
         store, document = run(make_max(), tmp_path, MemoryLauncher(need, failures={"batch-101": Status.CRASHED}))
         assert "100 per rank: it ran, and 101 crashed" in document.summary[0]

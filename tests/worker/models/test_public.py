@@ -252,8 +252,7 @@ def write(directory: Path, body: str) -> str:
         ),
         (
             "return model, TensorDataset(torch.ones(3, 4))",
-            "build() returned a dataset of 3 samples, 3 for each of 1 ranks: fewer than a batch of 4; use"
-            " a larger one, or a smaller batch",
+            "build() returned a dataset of 3 samples: fewer than a batch of 4; use a larger one, or a smaller batch",
         ),
         (
             "return {'model': model, 'batches': [1], 'loss': {'head': print}}",

@@ -155,7 +155,7 @@ def count_static_bytes(d_model: int, dtype: str) -> int:
 
 
 def find_bus_bandwidth(seconds: float) -> float:
-    """P4: bytes per second and rank of a ring all-reduce: 2·M·(N − 1)/N in every step (Patarasu and Yuan 2009)."""
+    """P4: bytes per second and rank of a ring all-reduce: 2·M·(N − 1)/N in every step (Patarasuk and Yuan 2009)."""
     gradient_bytes = BYTES_PER_FLOAT * make_model(FEATURES).count_parameters()
     share = 2 * (LINK_RANKS - 1) / LINK_RANKS
     return LINK_STEPS * gradient_bytes * share / seconds

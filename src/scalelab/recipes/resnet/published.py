@@ -6,7 +6,7 @@ batch per device.
 The checks recompute its claims from its own times.
 
 R3 takes T_N − T_1/N of an epoch as communication. R4 divides the time of one ring all-reduce,
-2·M·(N − 1) / (N·B) (Patarasu and Yuan 2009), by it, but an epoch has one all-reduce per step.
+2·M·(N − 1) / (N·B) (Patarasuk and Yuan 2009), by it, but an epoch has one all-reduce per step.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
 def find_threshold(cases: Sequence[Arm]) -> str:
     """Where the exposed all-reduce of a step takes as long as its computing, from steps with and without it.
 
-    With b samples per rank, computing takes c·b and the all-reduce m·(N − 1)/N (a ring, Patarasu and Yuan 2009), so
+    With b samples per rank, computing takes c·b and the all-reduce m·(N − 1)/N (a ring, Patarasuk and Yuan 2009), so
     their ratio r is known from one measurement: it is 1 at r·b samples per rank, over a link r times as fast, or, with
     the global batch fixed, at 1 + (N − 1)/r ranks.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,7 @@ class BatchSearch:
         """The line through the two forecasts nearest to the limit; None without forecasts."""
         return draw_line(self.foreseen[:2])
 
-    def choose_forecast(self) -> int | None:
+    def choose_forecast(self, most: int | None = None) -> int | None:
         """The batch to forecast next: the maximum by the forecasts so far, until one of them is near the limit.
 
         A small batch may peak elsewhere in the step than a large one, so a line through two small ones is not enough.
@@ -81,9 +82,10 @@ class BatchSearch:
             return None
         peak = self.foreseen[0].peak_bytes or 0
         batch = predict_largest(self.forecast, self.limit_bytes)
-        if batch is None or abs(peak / self.limit_bytes - 1) < NEAR or batch in [one.batch for one in self.foreseen]:
+        if batch is None or batch < 1 or abs(peak / self.limit_bytes - 1) < NEAR:
             return None
-        return min(batch, FARTHEST * max(one.batch for one in self.foreseen)) if batch >= 1 else None
+        further = min(batch, FARTHEST * max(one.batch for one in self.foreseen), most or batch)
+        return None if further in [one.trial.batch_per_rank for one in self.forecasts] else further
 
     def choose_smallest_forecast(self) -> int | None:
         """One sample, where not even that ran: its forecast shows what is there without activations."""
@@ -113,8 +115,14 @@ class BatchSearch:
 
     @cached_property
     def broken(self) -> TrialResult | None:
-        """The first result that says nothing about memory."""
-        return next((result for result in self.results if result.status not in TELLING), None)
+        """The first result that says nothing about memory: a batch that smaller ones cannot stand for.
+
+        Where no batch can be forecast, the search begins without; but a larger one than those that could is refused
+        for itself, for example because the data has no more samples.
+        """
+        refused = (one for one in self.forecasts if one.status is Status.INVALID and self.foreseen)
+        unclear = (one for one in self.results if one.status not in TELLING)
+        return next(itertools.chain(unclear, refused), None)
 
     @cached_property
     def crashed(self) -> TrialResult | None:

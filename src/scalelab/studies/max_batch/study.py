@@ -121,7 +121,7 @@ class MaxBatch(Study):
         search = BatchSearch.from_results(results)
         if search.broken is not None:
             return []
-        further = search.choose_forecast() or search.choose_smallest_forecast()
+        further = search.choose_forecast(self.most) or search.choose_smallest_forecast()
         if further is not None:
             return [make_forecast(results[0].trial, further)]
         batch = choose_next_batch(

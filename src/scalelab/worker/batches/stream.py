@@ -245,8 +245,9 @@ def load_dataset(dataset: Dataset[Any], context: BuildContext, size: int, share:
     num_samples, num_ranks = len(dataset), share[0]  # type: ignore[arg-type] # datasets have a length
     if num_samples // num_ranks < size:
         raise UsageError(
-            f"build() returned a dataset of {num_samples} samples, {num_samples // num_ranks} for each of"
-            f" {num_ranks} ranks: fewer than a batch of {size}; use a larger one, or a smaller batch"
+            f"build() returned a dataset of {num_samples} samples"
+            f"{f', {num_samples // num_ranks} for each of {num_ranks} ranks' if num_ranks > 1 else ''}: fewer than a"
+            f" batch of {size}; use a larger one, or a smaller batch"
         )
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, *share, seed=context.seed, drop_last=True)
     return DataLoader(dataset, size, sampler=sampler, drop_last=True)
