@@ -43,8 +43,8 @@ an hour. A control that is not "no difference" means that the machine was not qu
     resnet            scalelab reproduce resnet --size small                                                 5 min
     scaling           scalelab reproduce scaling --size small                                                2 min
 
-All but layouts and parallelism were taken with scalelab 0.1.0, and all but layouts on a busy machine; their pages say
-so: drop that from the page when its report is retaken.
+Pages whose report was taken with scalelab 0.1.0, or on a busy machine, say so: drop that from the page when its report
+is retaken.
 """
 
 from __future__ import annotations
