@@ -133,7 +133,6 @@ def _set_memory_rate(job: PlannedJob, rank: MeasuredRank, samples: int, share: E
 
 def _set_peak(job: PlannedJob, share: Efficiency, samples: int, seconds: float) -> PlannedJob:
     """The job on a device whose peak makes the step of one rank take so long."""
-
     from scipy import optimize
 
     def with_peak(log_peak: float) -> PlannedJob:

@@ -209,7 +209,7 @@ def rank_plan(planned: Sequence[PlannedArm]) -> Iterator[Finding]:
         best.arm.label,
         f"plan ranks {best.arm.label} first, which was measured {name_place(places[best.arm.label])} of"
         f" {len(planned)}{order}. Its steps are off by {format_share(median)} in the median"
-        f" ({min(errors):+.0%} to {max(errors):+.0%}).",
+        f" ({format_share(min(errors))} to {format_share(max(errors))}).",
         place=places[best.arm.label],
         num_layouts=len(planned),
         correlation=rho,
