@@ -16,7 +16,8 @@ from scalelab.analysis.memory_sharding import (
     shard_standing,
 )
 from scalelab.records.mesh import Mesh
-from scalelab.records.strategies import ALL_PARTS, STRATEGIES, MemoryRules
+from scalelab.records.strategies import ALL_PARTS, STRATEGIES
+from scalelab.records.strategy import MemoryRules
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}

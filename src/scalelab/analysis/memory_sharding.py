@@ -32,7 +32,8 @@ from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
 from scalelab.records.mesh import Mesh
-from scalelab.records.strategies import ALL_PARTS, MemoryRules, StatePart, Strategy
+from scalelab.records.strategies import ALL_PARTS
+from scalelab.records.strategy import MemoryRules, StatePart, Strategy
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
 

@@ -58,8 +58,9 @@ from types import MappingProxyType
 
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Message, MessageBasis
+from scalelab.records.sending import Send
 from scalelab.records.settings import Spreading
-from scalelab.records.strategies import TIED, Send, find_strategy
+from scalelab.records.strategies import TIED, find_strategy
 
 FLOAT_BYTES = 4
 """Statistics of batch norm are reduced in float32."""
