@@ -27,7 +27,7 @@ from scalelab.answers.trace.hta import describe_hta
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.errors import TraceUnreadable
-from scalelab.trace import pieces
+from scalelab.trace.files import pieces
 from scalelab.trace.hta import read_hta
 from scalelab.trace.job_trace import combine_ranks
 from scalelab.trace.rank_trace import read_rank

@@ -60,7 +60,7 @@ def test_no_public_name_loads_torch() -> None:
 
 
 def test_a_package_never_takes_the_place_of_the_function_of_its_name() -> None:
-    program = "import scalelab.trace.reader, scalelab as sl; print(sl.trace.__module__)"
+    program = "import scalelab.trace.files.reader, scalelab as sl; print(sl.trace.__module__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "scalelab.api"
 

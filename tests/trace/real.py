@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.reader import find_trace_files
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "reference" / "traces"
 SETS = sorted(path.name for path in TRACES.glob("*") if path.is_dir()) if TRACES.is_dir() else []

@@ -15,10 +15,10 @@ from scalelab.predict.devices import DEVICES, recognize_device
 from scalelab.report.document import Document
 from scalelab.trace import windows
 from scalelab.trace.attribution import Attribution, AttributionCounter, Caller, WorkTime
-from scalelab.trace.events import Arguments
+from scalelab.trace.files.events import Arguments
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import read_ranks
 from scalelab.trace.rank_trace import read_rank
-from scalelab.trace.reader import find_trace_files
 from scalelab.trace.work import read_work
 from tests.trace.build import HOST_PID, TraceBuilder
 from tests.trace.jobs import write_job

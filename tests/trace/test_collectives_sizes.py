@@ -18,7 +18,7 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
-from scalelab.trace.events import Arguments
+from scalelab.trace.files.events import Arguments
 
 
 def record(num_in: int, num_out: int, dtype: str = "Float") -> Arguments:

@@ -10,8 +10,8 @@ import pytest
 from scalelab.answers.trace.critical import CriticalStep, find_critical_step, summarise_critical
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.trace.critical_path import Graph, StepPiece, StepTiming
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import read_ranks
-from scalelab.trace.reader import find_trace_files
 from tests.trace.build import TraceBuilder
 from tests.trace.real import TRACES, needs_traces
 

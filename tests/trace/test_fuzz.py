@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trace_fuzz import fuzz, make_seed, read_both
-from scalelab.trace import pieces
+from scalelab.trace.files import pieces
 
 
 @pytest.fixture(autouse=True)

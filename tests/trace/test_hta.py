@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace import pieces
+from scalelab.trace.files import pieces
 from scalelab.trace.hta import COMMUNICATION, COMPUTE, OTHER, HtaBreakdown, find_type, read_hta
 from tests.trace.build import TraceBuilder
 from tests.trace.sweep import Span, sweep

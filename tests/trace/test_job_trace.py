@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import TraceUnreadable, UsageError
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import find_match_doubts, has_one_thread, read_ranks
-from scalelab.trace.reader import find_trace_files
 from tests.trace.build import TraceBuilder
 from tests.trace.jobs import GroupedBuilder, reduce_on_time, write_job
 

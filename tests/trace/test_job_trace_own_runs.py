@@ -13,8 +13,8 @@ from scalelab.analysis.traffic import expect_messages
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import Status, StepPlan, TrialResult
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, find_match_doubts, read_ranks
-from scalelab.trace.reader import find_trace_files
 from tests.worker.trials import launch, make_trial
 
 pytestmark = pytest.mark.ranks

@@ -12,10 +12,10 @@ import pytest
 
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.merged import write_merged
 from scalelab.trace.rank_trace import read_rank
-from scalelab.trace.reader import find_trace_files
 from tests.answers.traces import build_rank
 from tests.trace.real import TRACES, needs_traces
 

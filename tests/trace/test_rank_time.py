@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace import pieces
 from scalelab.trace import windows as spool
+from scalelab.trace.files import pieces
 from scalelab.trace.rank_time import Parts
 from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder

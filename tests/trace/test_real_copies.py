@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, find_match_doubts, read_ranks
 from scalelab.trace.kinds import HOST_COMMUNICATION, RECORD, REQUEST
-from scalelab.trace.reader import find_trace_files
 from tests.trace.real import RUNTIME, SETS, TRACES, load, needs_traces
 
 pytestmark = needs_traces

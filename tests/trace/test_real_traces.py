@@ -10,11 +10,11 @@ import pytest
 
 from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.idle import LaneCounter
 from scalelab.trace.job_trace import JobTrace, find_match_doubts, read_ranks
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.rank_trace import read_rank
-from scalelab.trace.reader import find_trace_files
 from tests.trace.real import (
     DEVICE,
     SETS,

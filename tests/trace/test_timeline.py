@@ -15,8 +15,8 @@ from scalelab.cli.trace import main
 from scalelab.errors import UsageError
 from scalelab.report.renderers.theme import DARK, LIGHT
 from scalelab.trace import timeline
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.reader import find_trace_files
 from scalelab.trace.timeline import EventCounter, PackedTimeline, RankEvents, pack_job, split_by_depth
 from tests.answers.traces import build_rank
 from tests.report.browser import Seen, start_browser

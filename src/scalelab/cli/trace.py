@@ -203,7 +203,7 @@ def main_diff(args: Sequence[str]) -> int:
 
 def read_flight(paths: Sequence[Path]) -> Document | None:
     """What dumps of torch's flight recorder show; None: the paths lead to something else."""
-    from scalelab.trace.flight import find_dumps, read_dumps
+    from scalelab.trace.files.flight import find_dumps, read_dumps
 
     dumps = find_dumps(paths)
     if not dumps:
@@ -234,7 +234,7 @@ def find_recording(path: Path, runs_dir: Path) -> Path:
 
 def choose_files(paths: Sequence[Path], reading: TraceFlags) -> list[Path]:
     """The files to read; with --rank, chosen by the header of each file."""
-    from scalelab.trace.reader import find_trace_files, peek_rank
+    from scalelab.trace.files.reader import find_trace_files, peek_rank
 
     files = find_trace_files(paths)
     if not reading.rank:
@@ -292,8 +292,8 @@ def read_view(
 def read_as_hta(files: Sequence[Path]) -> Document:
     """The same files by the definitions of HolisticTraceAnalysis."""
     from scalelab.answers.trace.hta import describe_hta
+    from scalelab.trace.files.reader import number_ranks, peek_rank
     from scalelab.trace.hta import read_hta
-    from scalelab.trace.reader import number_ranks, peek_rank
 
     ranks = number_ranks([(file, peek_rank(file)) for file in files])
     found = {}

@@ -36,7 +36,7 @@ from scalelab.records.samples import read_partial_fetches, read_partial_samples,
 from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
 from scalelab.trace.collectives import Collective
-from scalelab.trace.flight import inspect_flight, read_dumps
+from scalelab.trace.files.flight import inspect_flight, read_dumps
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace

@@ -33,7 +33,7 @@ from scalelab.trace.collectives import (
     read_annotated_message,
     read_operator_message,
 )
-from scalelab.trace.events import Arguments, GroupInfo, Header, TimedEvent
+from scalelab.trace.files.events import Arguments, GroupInfo, Header, TimedEvent
 from scalelab.trace.kinds import MOST_NAMES, RECORD, REQUEST, find_collective_kind, find_peer
 from scalelab.trace.linking import (
     CollectiveCall,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, overload
 import msgspec
 import numpy as np
 
-from scalelab.trace.events import Arguments
+from scalelab.trace.files.events import Arguments
 from scalelab.trace.kinds import MOST_NAMES
 
 LARGEST_BYTES = 2**60

@@ -33,8 +33,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.events import Event, Integer, repair_events
-from scalelab.trace.pieces import Pieces
+from scalelab.trace.files.events import Event, Integer, repair_events
+from scalelab.trace.files.pieces import Pieces
 
 Column = NDArray[np.float64]
 OTHER, COMPUTE, COMMUNICATION = range(3)

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from scalelab.records.files import storage_errors
 from scalelab.trace.clocks import Clock
-from scalelab.trace.events import LARGEST_NS, LARGEST_TIME
+from scalelab.trace.files.events import LARGEST_NS, LARGEST_TIME
+from scalelab.trace.files.pieces import Pieces
 from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import LARGEST_BASE_NS, MatchedGroup
-from scalelab.trace.pieces import Pieces
 from scalelab.trace.rank_trace import RankTrace
 
 Fields = dict[str, msgspec.Raw]

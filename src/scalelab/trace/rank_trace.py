@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.events import NO_READINGS, Batch, Header, Readings
+from scalelab.trace.files.events import NO_READINGS, Batch, Header, Readings
+from scalelab.trace.files.reader import find_rank, open_trace
 from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
-from scalelab.trace.reader import find_rank, open_trace
 from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
 from scalelab.trace.work import FORMULAS, Work, Works
 

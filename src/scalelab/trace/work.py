@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scalelab.trace.collectives import find_element_bytes
-from scalelab.trace.events import Arguments
+from scalelab.trace.files.events import Arguments
 
 DTYPES = {"float": "float32", "c10::half": "float16", "c10::bfloat16": "bfloat16", "double": "float64"}
 LARGEST = 10**18

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scalelab.errors import ScalelabError
 from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart
+from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.kinds import Kind
 from scalelab.trace.rank_time import find_parts_of_collectives, select_busy
 from scalelab.trace.rank_trace import RankTrace, Tables
-from scalelab.trace.reader import find_trace_files
 from scalelab.trace.windows import ProfilerStep, Steps, Window
 from scalelab.units import format_seconds
 

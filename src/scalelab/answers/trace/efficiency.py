@@ -32,7 +32,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.trace.attribution import BACKWARD, FORWARD, OPTIMIZER, UNATTRIBUTED, WorkTime
-from scalelab.trace.events import LARGEST_INTEGER, Readings
+from scalelab.trace.files.events import LARGEST_INTEGER, Readings
 from scalelab.trace.waiting import ALIASES
 from scalelab.trace.windows import find_edges
 from scalelab.units import format_bytes, format_quantity, format_share

@@ -8,7 +8,7 @@ from scalelab.answers.trace.overview import format_ranks
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import count_column, make_table, text_column
-from scalelab.trace.flight import FlightDump, FlightEntry, GroupFlight, inspect_flight
+from scalelab.trace.files.flight import FlightDump, FlightEntry, GroupFlight, inspect_flight
 from scalelab.units import format_count
 
 ABSENT = FindingKind("absent-ranks", "Ranks that never called the collective that others wait in", MAIN, ("sequence",))

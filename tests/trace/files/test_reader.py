@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalelab.trace import pieces
 from scalelab.trace import windows as spool
-from scalelab.trace.events import LARGEST_NS, Batch
+from scalelab.trace.files import pieces
+from scalelab.trace.files.events import LARGEST_NS, Batch
+from scalelab.trace.files.reader import TraceFile
 from scalelab.trace.rank_trace import read_rank
-from scalelab.trace.reader import TraceFile
 from tests.trace.build import TraceBuilder
 
 ALIKE = settings(

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace import pieces
-from scalelab.trace.pieces import Pieces, find_cut, replace_no_text
-from scalelab.trace.reader import TraceFile
+from scalelab.trace.files import pieces
+from scalelab.trace.files.pieces import Pieces, find_cut, replace_no_text
+from scalelab.trace.files.reader import TraceFile
 from tests.trace.build import TraceBuilder
 
 ALIKE = settings(

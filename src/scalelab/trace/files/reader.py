@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.errors import TraceUnreadable, UsageError
-from scalelab.trace.events import (
+from scalelab.trace.files.events import (
     MOST_READINGS,
     NO_READINGS,
     SKIPPED,
@@ -42,10 +42,10 @@ from scalelab.trace.events import (
     read_memory,
     repair_events,
 )
-from scalelab.trace.pieces import Pieces
+from scalelab.trace.files.pieces import Pieces
 
 if TYPE_CHECKING:
-    from scalelab.trace.nsys import NsysFile
+    from scalelab.trace.files.nsys import NsysFile
 
 DATABASE = b"SQLite format 3\0"
 SUFFIXES = (".json", ".json.gz", ".sqlite")
@@ -190,7 +190,7 @@ def open_trace(path: Path, ns_per_tick: int = 1000) -> TraceFile | NsysFile:
     """A file of torch's profiler, or an export of Nsight Systems, whatever its name."""
     if not is_export(path):
         return TraceFile(path, ns_per_tick)
-    from scalelab.trace.nsys import NsysFile
+    from scalelab.trace.files.nsys import NsysFile
 
     return NsysFile(path)
 

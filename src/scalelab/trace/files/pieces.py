@@ -20,7 +20,7 @@ from typing import BinaryIO, Generic, TypeVar, cast
 import msgspec
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.events import Header, read_header
+from scalelab.trace.files.events import Header, read_header
 
 PIECE_BYTES = 1 << 19
 LARGEST_EVENT_BYTES = 1 << 26  # no event, and no header, may be longer

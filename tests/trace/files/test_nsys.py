@@ -11,8 +11,8 @@ from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
+from scalelab.trace.files.reader import find_trace_files, peek_rank
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.reader import find_trace_files, peek_rank
 
 SCHEMA = """
 CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.events import LARGEST_NS, NO_READINGS, Arguments, Batch, Header, Readings, TimedEvent
+from scalelab.trace.files.events import LARGEST_NS, NO_READINGS, Arguments, Batch, Header, Readings, TimedEvent
 
 BATCH_ROWS = 4096
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scalelab.trace import pieces
-from scalelab.trace.events import MOST_OPEN_EVENTS, Event, OpenEvents, pair_events, read_header, repair_events
-from scalelab.trace.reader import TraceFile
+from scalelab.trace.files import pieces
+from scalelab.trace.files.events import MOST_OPEN_EVENTS, Event, OpenEvents, pair_events, read_header, repair_events
+from scalelab.trace.files.reader import TraceFile
 from tests.trace.build import TraceBuilder
 
 _decode = msgspec.json.Decoder(Event).decode

@@ -13,7 +13,7 @@ import pytest
 from scalelab.answers.trace.flight import describe_flight
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.flight import find_dumps, inspect_flight, read_dump, read_dumps
+from scalelab.trace.files.flight import find_dumps, inspect_flight, read_dump, read_dumps
 
 
 def make_entry(sequence: int, *, kind: str = "all_reduce", is_done: bool = True, size: int = 4) -> dict[str, Any]:
