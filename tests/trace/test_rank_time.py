@@ -145,3 +145,31 @@ def test_parts_of_collectives_are_found_on_every_thread(
     whole = read_rank(builder.write(tmp_path / "t.json")).breakdown.whole
     low, high = min(span.start for span in kept), max(span.end for span in kept)
     assert whole == reckon(kept, low, high)
+
+
+def test_an_operator_that_waits_for_a_collective_does_not_compute(tmp_path: Path) -> None:
+    builder = TraceBuilder(backend="gloo").annotation("gloo:all_reduce", 2, 10, tid=2)
+    builder.operator("aten::empty_like", 0, 20).operator("_c10d_functional::wait_tensor", 3, 12)
+    whole = read_rank(builder.write(tmp_path / "t.json")).breakdown.whole
+    expected = {"compute_ns": 8_000, "overlapped_ns": 1_000, "exposed_ns": 9_000, "idle_ns": 3_000}
+    assert whole == Parts(span_ns=20_000, **expected)
+
+
+@given(spans=HOST_SPANS, is_tiny=st.booleans())
+@ALIKE
+def test_waits_are_cut_out_of_their_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: list[tuple[bool, int, int, int]], is_tiny: bool
+) -> None:
+    monkeypatch.setattr(spool, "PIECE_RECORDS", 3 if is_tiny else 1 << 17)
+    builder = TraceBuilder(backend="gloo").operator("aten::mm", 0, 1, tid=9).operator("aten::mm", 70, 1, tid=9)
+    computing = {0, 70}
+    for thread in (1, 2, 3):
+        at: dict[bool, set[int]] = {True: set(), False: set()}
+        for is_wait, tid, start, length in spans:
+            if tid == thread:
+                name = "_c10d_functional::wait_tensor" if is_wait else "aten::mm"
+                builder.operator(name, start, length, tid=tid)
+                at[is_wait].update(range(start, start + length))
+        computing |= at[False] - at[True]
+    whole = read_rank(builder.write(tmp_path / "t.json")).breakdown.whole
+    assert (whole.compute_ns, whole.span_ns) == (1000 * len(computing), 71_000)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.kinds import Kind
+from scalelab.trace.kinds import HOST_OPERATORS, Kind
 from scalelab.trace.launches import MOST_PENDING
 from scalelab.trace.operators import find_owners
 from scalelab.trace.rank_trace import Tables
@@ -163,7 +163,7 @@ class AttributionCounter:
 
     def _remember(self, host: Records, begun: Records, calls: Records, end: int) -> None:
         kind, name = host["kind"], host["name"]
-        is_operator = (kind == Kind.OPERATOR) | (kind == Kind.ENCLOSING)
+        is_operator = np.isin(kind, HOST_OPERATORS)
         modules, nodes, operators, annotations, sources, updates = (
             Frames(host.compress(is_chosen))
             for is_chosen in (
@@ -182,8 +182,7 @@ class AttributionCounter:
             return zip(_pick(chains, modules.find(events), 0), *others, strict=True)
 
         if any(len(frames.records) for frames in (modules, annotations, sources)):
-            is_asking = (begun["kind"] == Kind.OPERATOR) | (begun["kind"] == Kind.ENCLOSING)
-            asking = begun.compress(is_asking & (begun["correlation"] > 0))
+            asking = begun.compress(np.isin(begun["kind"], HOST_OPERATORS) & (begun["correlation"] > 0))
             asking = asking.compress(nodes.find(asking) < 0)
             self._forward.update(zip(asking["correlation"].tolist(), place(asking), strict=True))
             for number in list(self._forward)[: max(0, len(self._forward) - MOST_FORWARD)]:

@@ -46,7 +46,11 @@ class Kind(IntEnum):
     """The call of an `nn.Module`, where stacks were recorded."""
     SOURCE = 13
     """A function of the user's own code, where stacks were recorded."""
+    WAITING = 14
+    """An operator in which a host's thread waits for a collective, as DTensor does inside of other operators."""
 
+
+HOST_OPERATORS = (Kind.OPERATOR, Kind.ENCLOSING, Kind.WAITING)
 
 MOST_NAMES = 100_000
 """Distinct names in one file; later ones are counted together."""
@@ -106,6 +110,7 @@ _KIND_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, k
 _WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::|cpp_fused|triton_|^## Call Compiled")
 """Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What
 is called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait too."""
+_WAITING = re.compile(r"^_?c10d(_functional)?::wait_tensor")
 _LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
 _STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
 
@@ -197,7 +202,7 @@ class Classifier:
         if REQUEST.search(name):
             return Kind.REQUEST
         if category in ("cpu_op", "operator"):
-            return Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
+            return Kind.WAITING if _WAITING.match(name) else Kind.OPERATOR if _WORK.search(name) else Kind.ENCLOSING
         return Kind.ANNOTATION if category == "user_annotation" else Kind.OTHER
 
     def is_compute(self, name: str) -> bool:
@@ -227,7 +232,7 @@ def _classify_function(name: str) -> Kind:
 
 def requests_collective(kind: Kind, name: str) -> bool:
     """Whether an operator may have asked for a collective."""
-    return kind in (Kind.OPERATOR, Kind.ENCLOSING) and (name == RECORD or bool(_REQUESTING.search(name)))
+    return kind in HOST_OPERATORS and (name == RECORD or bool(_REQUESTING.search(name)))
 
 
 def read_step_number(name: str) -> int:

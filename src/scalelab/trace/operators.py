@@ -24,11 +24,11 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.kinds import Kind
+from scalelab.trace.kinds import HOST_OPERATORS, Kind
 from scalelab.trace.rank_trace import Tables
 from scalelab.trace.windows import Records, Steps, Window, choose_records, find_among, join_records
 
-COUNTED = (Kind.COMMUNICATION, Kind.OPERATOR, Kind.ENCLOSING, Kind.LAUNCH, Kind.RUNTIME)
+COUNTED = (Kind.COMMUNICATION, *HOST_OPERATORS, Kind.LAUNCH, Kind.RUNTIME)
 """Kinds of events on a host's thread that have time of their own."""
 
 

@@ -3,7 +3,8 @@
 On a device, compute is the union of its computing kernels, whatever their stream, communication that of its
 communication kernels. Where a trace knows no device, compute is the union of operators on the host's threads
 (those that only call others or wait do not count) and communication that of the collectives that its threads run.
-Operators inside a collective on the same thread, such as gloo's own copies, are part of it, not compute beside it.
+Operators inside a collective on the same thread, such as gloo's own copies, are part of it, not compute beside it; and
+an operator does not compute while it waits for one (DTensor waits inside the operator that first needs the result).
 
     span = compute + exposed + copy + idle
     communication = exposed + overlapped
@@ -105,9 +106,7 @@ class BreakdownCounter:
     _by_step: dict[int, Parts] = field(default_factory=dict)
 
     def take(self, window: Window) -> None:
-        records = select_busy(window.all_records, has_device=self.has_device)
-        if not self.has_device:
-            records = records.compress(~find_parts_of_collectives(records))
+        records = select_work(window.all_records, has_device=self.has_device)
         low, high = max(window.start, self.low), min(window.end, self.high)
         if low < high:
             self._whole += measure_parts(records, low, high)
@@ -118,6 +117,34 @@ class BreakdownCounter:
 
     def finish(self) -> Breakdown:
         return Breakdown(whole=self._whole, by_step=dict(sorted(self._by_step.items())))
+
+
+def select_work(records: Records, *, has_device: bool) -> Records:
+    """The same as `select_busy`, of the host without what is part of a collective or waits for one."""
+    busy = select_busy(records, has_device=has_device)
+    if has_device:
+        return busy
+    busy = busy.compress(~find_parts_of_collectives(busy))
+    return cut_waits(busy, records.compress(records["kind"] == Kind.WAITING))
+
+
+def cut_waits(busy: Records, waits: Records) -> Records:
+    """Operators in pieces: without the time in which their own thread waits."""
+    parts, waits = [busy], waits.compress(waits["end"] > waits["start"])
+    for lane in find_distinct(waits["lane"]).tolist():
+        start, end = merge(*(waits[side][waits["lane"] == lane] for side in ("start", "end")))
+        is_own = (parts[0]["lane"] == lane) & (parts[0]["kind"] == Kind.OPERATOR)
+        own, parts[0] = parts[0].compress(is_own), parts[0].compress(~is_own)
+        first = np.searchsorted(end, own["start"], side="right")
+        count = np.maximum(np.searchsorted(start, own["end"], side="left") - first, 0)
+        pieces = np.repeat(own, count + 1)
+        place = np.arange(len(pieces)) - np.repeat(np.cumsum(count + 1) - count - 1, count + 1)
+        wait = np.repeat(first, count + 1) + place
+        pieces["start"] = np.where(place == 0, pieces["start"], end[wait - 1])
+        is_last = place == np.repeat(count, count + 1)
+        pieces["end"] = np.where(is_last, pieces["end"], start[np.minimum(wait, len(start) - 1)])
+        parts.append(pieces.compress(pieces["end"] > pieces["start"]))
+    return np.concatenate(parts)
 
 
 def select_busy(records: Records, *, has_device: bool) -> Records:

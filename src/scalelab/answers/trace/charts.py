@@ -22,7 +22,7 @@ from scalelab.report.document import Chart
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.kinds import Kind
-from scalelab.trace.rank_time import find_parts_of_collectives, select_busy
+from scalelab.trace.rank_time import select_work
 from scalelab.trace.rank_trace import RankTrace, Tables
 from scalelab.trace.windows import ProfilerStep, Steps, Window
 from scalelab.units import format_seconds
@@ -114,9 +114,7 @@ class TimelineCounter:
     def take(self, window: Window) -> None:
         if window.end <= self._low or window.start >= self._high:
             return
-        records = select_busy(window.all_records, has_device=self._tables.has_device)
-        if not self._tables.has_device:
-            records = records[~find_parts_of_collectives(records)]
+        records = select_work(window.all_records, has_device=self._tables.has_device)
         if self._has_begun:
             records = records[records["start"] >= window.start]
         self._has_begun = True
