@@ -57,6 +57,14 @@ class NotSupported(UsageError):
     """The backend lacks an operation."""
 
 
+class TooFewSamples(UsageError):
+    """The data has fewer samples than a step needs; `largest` is the largest batch that it fills on every rank."""
+
+    def __init__(self, message: str, largest: int) -> None:
+        super().__init__(message)
+        self.largest = largest
+
+
 class RankUnknown(UsageError):
     """The rank or world size of this process is missing, or launchers contradict each other."""
 

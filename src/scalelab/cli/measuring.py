@@ -159,6 +159,8 @@ class ProgressReporter:
         left = self._describe_left(event)
         if isinstance(event, TrialStarted):
             warn_of_neighbours(event, self.say)
+            if self._is_search and self._bar is None:  # a probe may take minutes, and its batch is news
+                self.say(f"[{event.number}/{event.num_trials}] {event.trial.name} started")
         if self._bar is not None:
             trial = event.trial if isinstance(event, TrialStarted) else event.result.trial
             done = event.number - 1 if isinstance(event, TrialStarted) else event.number

@@ -326,6 +326,8 @@ class RankReport:
     script: ScriptReport | None = None
     num_batch_shapes: int | None = None
     """How many different shapes `NUM_LOOKED_AT` batches had; None: not looked at."""
+    most_samples: int | None = None
+    """The largest batch that the data fills on every rank, where the trial asked for more; None: it did not."""
     shuffle: str = ""
     """How the samples of its training are shuffled, in words, where that is not fully."""
     num_passes: int | None = None

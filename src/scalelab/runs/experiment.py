@@ -255,8 +255,7 @@ def warn_of_neighbours(store: RunStore) -> Iterator[Caution]:
 
 def find_failed(store: RunStore, study: Study) -> list[TrialResult]:
     """The results that did not complete, except failures that the study looks for."""
-    failed = [result for result in store.results()[0] if result.status is not Status.COMPLETED]
-    return [result for result in failed if not study.expects(result)]
+    return study.find_unexpected(store.results()[0])
 
 
 def find_waiting(store: RunStore) -> list[TrialResult]:

@@ -134,6 +134,9 @@ def count_failed(store: RunStore, names: Sequence[str]) -> int:
         study = read_study(store)
     except ScalelabError:  # a damaged run: show says so
         return len(names)
+    if study.is_search:  # one result alone does not show where the search ended
+        results, damaged = store.results()
+        return len(damaged) + len(study.find_unexpected(results))
     return sum(not _is_expected(store, study, name) for name in names)
 
 

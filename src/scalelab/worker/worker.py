@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
-from scalelab.errors import StorageFull, UsageError
+from scalelab.errors import StorageFull, TooFewSamples, UsageError
 from scalelab.launch.agreement import (
     DUMP_SIGNAL,
     EXIT_FAILED,
@@ -100,6 +100,8 @@ def run_rank(assignment: Assignment) -> int:
         if is_of_storage(error, directory):
             return EXIT_STORAGE
         model = KEPT_ALIVE[-1].model if KEPT_ALIVE else None
+        if isinstance(error, TooFewSamples):
+            report = replace(report, most_samples=error.largest)
         failure = classify(error, rank=rank, num_steps_done=len(lines), workload=trial.workload, model=model)
         with contextlib.suppress(OSError):
             traceback.print_exc()

@@ -18,6 +18,7 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Document
 from scalelab.runs.experiment import execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.serve.listing import count_failed
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.max_batch.answer import BatchSearch
 from scalelab.studies.max_batch.study import SHARE_OF_MEMORY, MaxBatch, draw_probes, draw_search, make_probe_table
@@ -126,6 +127,52 @@ class TestWithFormulas:
         _, document = run(make_max(most=most), tmp_path, launcher)
         assert [one.values["batch"] for one in document.findings if one.kind == "largest-batch"] == found
         assert len([one for one in document.cautions if one.kind == "search-ended"]) == (most is None)
+
+    @pytest.mark.parametrize("forecasts", [True, False])
+    @pytest.mark.parametrize(("most", "num_samples"), [(None, 70), (80, 70), (None, 12), (None, 1)])
+    def test_where_the_data_ends_all_of_it_fits(
+        self, tmp_path: Path, most: int | None, num_samples: int, forecasts: bool
+    ) -> None:
+        class Small(MemoryLauncher):
+            def launch(self, trial: Trial, directory: Path) -> TrialResult:
+                if trial.batch_per_rank <= num_samples:
+                    return super().launch(trial, directory)
+                self.launched.append(trial.name)
+                ranks = (RankReport(rank=0, most_samples=num_samples),)
+                return TrialResult(trial=trial, status=Status.INVALID, reason="too few samples", ranks=ranks)
+
+        launcher = Small(need, forecast_of=(lambda trial: need(trial, 0)) if forecasts else None)
+        store, document = run(make_max(most=most), tmp_path, launcher)
+        found = find_finding(document, "largest-batch")
+        assert found.text == (
+            f"All of the data fits: a batch of {num_samples} per rank ran, and it has no samples for a larger one."
+        )
+        assert found.values == {"batch": num_samples, "global_batch": num_samples, "is_confirmed": False}
+        assert not [one for one in document.cautions if one.kind in ("search-ended", "search-given-up")]
+        assert not find_failed(store, read_study(store))
+        assert all(row[1].value == "ran" for row in document.tables[0].rows)
+
+    @pytest.mark.parametrize(
+        ("code", "batch", "is_end"), [(-11, 101, True), (139, 101, True), (-9, 101, False), (-11, 90, False)]
+    )
+    def test_a_signal_where_memory_ends_is_the_end_and_elsewhere_a_crash(
+        self, tmp_path: Path, code: int, batch: int, is_end: bool
+    ) -> None:
+        class Dying(MemoryLauncher):
+            def launch(self, trial: Trial, directory: Path) -> TrialResult:
+                result = super().launch(trial, directory)
+                if trial.is_forecast or trial.batch_per_rank < batch:
+                    return result
+                return TrialResult(trial=trial, status=Status.CRASHED, ranks=(RankReport(rank=0, exit_code=code),))
+
+        store, document = run(make_max(), tmp_path, Dying(need))
+        end = "died of SIGSEGV where memory ends" if is_end else "crashed"
+        assert f"{batch - 1} per rank: it ran, and {batch} {end}." in document.summary[0]
+        assert any(one.kind == "crashed-probe" for one in document.cautions) is not is_end
+        assert (find_failed(store, read_study(store)) == []) is is_end
+        assert count_failed(store, [one.trial.name for one in store.results()[0]]) == len(
+            find_failed(store, read_study(store))
+        )
 
     def test_a_probe_that_crashes_does_not_fit_and_is_named(self, tmp_path: Path) -> None:
         store, document = run(make_max(), tmp_path, MemoryLauncher(need, failures={"batch-101": Status.CRASHED}))

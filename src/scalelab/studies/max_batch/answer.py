@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from scalelab.analysis.batch_limits import (
+    CURVATURE,
     FARTHEST,
     MemoryLine,
     Probe,
@@ -28,30 +30,47 @@ NEAR = 0.05
 STANDING = ("parameters", "gradients", "optimizer")
 """What a step holds whatever its batch is."""
 TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
+DEADLY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+"""What kills a library that uses memory without asking whether it got any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSearch:
     """The probes in the order in which they ran.
 
-    One that crashed did not fit: libraries that do not check their allocations die so when memory ends. A caution names
-    it, for there may be another reason. One that was invalid, or took too long, is not a probe and ends the search.
+    One that crashed did not fit: libraries that do not check their allocations die so when memory ends. Where the line
+    through the probes that ran is at the limit there, and a signal killed it, that is the answer; otherwise a caution
+    names it, for there may be another reason. One that was invalid, or took too long, is not a probe and ends the
+    search, unless it asked for more samples than the data has: then that is the largest batch to try.
     """
 
     results: tuple[TrialResult, ...]
     forecasts: tuple[TrialResult, ...] = ()
     """What decided where to begin; they allocate nothing, so they are not probes."""
+    beyond: tuple[TrialResult, ...] = ()
+    """What asked for more samples than the data has."""
 
     @classmethod
     def from_results(cls, results: Sequence[TrialResult]) -> BatchSearch:
+        within = [result for result in results if not find_data_end(result)]
         return cls(
-            results=tuple(result for result in results if not result.trial.is_forecast),
-            forecasts=tuple(result for result in results if result.trial.is_forecast),
+            results=tuple(result for result in within if not result.trial.is_forecast),
+            forecasts=tuple(result for result in within if result.trial.is_forecast),
+            beyond=tuple(result for result in results if find_data_end(result)),
         )
 
     @property
     def trial(self) -> Trial | None:
-        return next((result.trial for result in (*self.results, *self.forecasts)), None)
+        return next((result.trial for result in (*self.results, *self.forecasts, *self.beyond)), None)
+
+    @property
+    def data_end(self) -> int | None:
+        """The largest batch per rank that the data fills; None: no larger one was asked for."""
+        return min((find_data_end(result) or 0 for result in self.beyond), default=None)
+
+    def bound(self, most: int | None) -> int | None:
+        """The largest batch to try, by a flag and by the data; None: only memory ends the search."""
+        return min((end for end in (most, self.data_end) if end is not None), default=None)
 
     @cached_property
     def probes(self) -> tuple[Probe, ...]:
@@ -126,7 +145,16 @@ class BatchSearch:
 
     @cached_property
     def crashed(self) -> TrialResult | None:
-        return next((result for result in self.results if result.status is Status.CRASHED), None)
+        """The first probe that crashed for a reason that may not be memory."""
+        crashed = (result for result in self.results if result.status is Status.CRASHED)
+        return next((result for result in crashed if not self.is_at_limit(result)), None)
+
+    def is_at_limit(self, result: TrialResult) -> bool:
+        """Whether a signal killed a probe where memory ends, by the line through those that ran."""
+        line, limit = draw_line(self.probes), self.limit_bytes
+        if line is None or limit is None or result.status is not Status.CRASHED or find_signal(result) is None:
+            return False
+        return line.predict_bytes(result.trial.batch_per_rank) > (1 - CURVATURE) * limit
 
     @cached_property
     def limit_bytes(self) -> int | None:
@@ -188,3 +216,14 @@ def make_probe(result: TrialResult) -> Probe:
     peaks = [rank.limited_bytes for rank in result.ranks if rank.limited_bytes is not None]
     fits = result.status is Status.COMPLETED
     return Probe(batch=result.trial.batch_per_rank, fits=fits, peak_bytes=max(peaks, default=None) if fits else None)
+
+
+def find_data_end(result: TrialResult) -> int | None:
+    """The largest batch that the data fills, where a trial asked for more; None: it did not, or not one is there."""
+    return min((rank.most_samples for rank in result.ranks if rank.most_samples), default=None)
+
+
+def find_signal(result: TrialResult) -> signal.Signals | None:
+    """The signal that killed a rank as it kills a library without memory; None: none of those."""
+    codes = [rank.exit_code for rank in result.ranks]
+    return next((one for one in DEADLY if -one in codes or 128 + one in codes), None)

@@ -12,7 +12,7 @@ from scalelab.report.charts.plot import Axis, Row, plot_lines
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import ASIDE, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import bytes_column, count_column, make_table, share_column, text_column
-from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.max_batch.answer import BatchSearch, find_signal
 from scalelab.studies.shared.job import Job
 from scalelab.units import format_bytes, format_count, format_share
 
@@ -150,6 +150,11 @@ def list_findings(
             f"The largest batch that fits is {largest} per rank{everywhere}: {ran}, and {largest + 1}"
             f" {describe_failure(search, largest + 1)}."
         )
+    elif largest == search.data_end:
+        text = (
+            f"All of the data fits: a batch of {largest} per rank{everywhere} ran, and it has no samples for a larger"
+            " one."
+        )
     elif largest == most:
         text = f"A batch of {largest} per rank{everywhere} fits: {ran}; --most asked for no larger one."
     elif search.is_near(tolerated):
@@ -193,8 +198,12 @@ def describe_standing(search: BatchSearch) -> Iterator[Finding]:
 
 
 def describe_failure(search: BatchSearch, batch: int) -> str:
-    crashed = any(r.status is Status.CRASHED for r in search.results if r.trial.batch_per_rank == batch)
-    return "crashed" if crashed else "ran out of memory"
+    tried = (one for one in search.results if one.trial.batch_per_rank == batch)
+    crashed = next((one for one in tried if one.status is Status.CRASHED), None)
+    if crashed is None:
+        return "ran out of memory"
+    died = find_signal(crashed)
+    return f"died of {died.name} where memory ends" if died and search.is_at_limit(crashed) else "crashed"
 
 
 def describe_memory(search: BatchSearch) -> Iterator[Finding]:
@@ -229,7 +238,7 @@ def list_cautions(search: BatchSearch, job: Job, most: int | None) -> Iterator[C
             f" trials/{broken.trial.name}",
             batch=batch,
         )
-    elif len(search.probes) >= MOST_PROBES and not search.is_confirmed and search.largest != most:
+    elif len(search.probes) >= MOST_PROBES and not search.is_confirmed and search.largest != search.bound(most):
         yield GIVEN_UP(
             "",
             f"the search stopped after {MOST_PROBES} probes: memory does not grow with the batch",

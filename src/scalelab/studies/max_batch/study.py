@@ -33,7 +33,7 @@ from scalelab.records.tasks import Forecast, Measure
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Document, Section
-from scalelab.studies.max_batch.answer import BatchSearch
+from scalelab.studies.max_batch.answer import BatchSearch, find_data_end
 from scalelab.studies.max_batch.report import (
     draw_probes,
     draw_search,
@@ -121,14 +121,15 @@ class MaxBatch(Study):
         search = BatchSearch.from_results(results)
         if search.broken is not None:
             return []
-        further = search.choose_forecast(self.most) or search.choose_smallest_forecast()
+        most = search.bound(self.most)
+        further = search.choose_forecast(most) or search.choose_smallest_forecast()
         if further is not None:
             return [make_forecast(results[0].trial, further)]
         batch = choose_next_batch(
             search.probes,
             limit_bytes=search.limit_bytes,
             start=self.start,
-            most=self.most,
+            most=most,
             hint=search.forecast,
             tolerance=self.tolerated_share,
         )
@@ -146,8 +147,14 @@ class MaxBatch(Study):
         return replace(probe, task=task, instruments=() if is_script else probe.instruments)
 
     def expects(self, result: TrialResult) -> bool:
-        """Running out of memory is what the search looks for; without a forecast it begins with one sample."""
-        return result.status is Status.OUT_OF_MEMORY or result.trial.is_forecast
+        """Ends of memory and of the data are what it looks for; without a forecast it begins with one sample."""
+        is_end = result.status is Status.OUT_OF_MEMORY or find_data_end(result) is not None
+        return is_end or result.trial.is_forecast
+
+    def find_unexpected(self, results: Sequence[TrialResult]) -> list[TrialResult]:
+        """A probe that a signal killed where memory ends is an answer too, which only all of them together show."""
+        search = BatchSearch.from_results(results)
+        return [one for one in super().find_unexpected(results) if not search.is_at_limit(one)]
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         search = BatchSearch.from_results(results)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scalelab.records.store import RunStore
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
@@ -93,6 +93,10 @@ class Study:
     def expects(self, result: TrialResult) -> bool:
         """Whether a trial that did not complete is part of the answer, so that the run does not exit with code 3."""
         return False
+
+    def find_unexpected(self, results: Sequence[TrialResult]) -> list[TrialResult]:
+        """Those of all results that did not complete and should have."""
+        return [one for one in results if one.status is not Status.COMPLETED and not self.expects(one)]
 
     def find_site(self, trial: Trial) -> Site | None:
         """The batch resources of a trial that is a job of its own; None: it is not one."""

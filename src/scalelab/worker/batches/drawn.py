@@ -45,7 +45,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from scalelab.checks import check_at_least
 from scalelab.data.images import SIDE, ImageSet
 from scalelab.data.order import FullShuffle, Order, draw_order
-from scalelab.errors import UsageError
+from scalelab.errors import TooFewSamples, UsageError
 from scalelab.workloads.options import NUM_POOLED_BATCHES
 from scalelab.workloads.workload import BuildContext
 
@@ -100,9 +100,10 @@ class Partition:
         if self.num_samples < needed:
             whole = "one sample each" if self.is_test else f"{self.batch_size} samples each"
             accumulated = f" × {self.accumulation} batches" if self.accumulation > 1 and not self.is_test else ""
-            raise UsageError(
+            raise TooFewSamples(
                 f"{self.num_samples} samples are too few: {self.num_ranks} ranks × {whole}{accumulated} need {needed}:"
-                " use a smaller batch, fewer ranks or more data"
+                " use a smaller batch, fewer ranks or more data",
+                self.num_samples // (self.num_ranks * self.accumulation),
             )
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from scalelab.errors import UsageError
+from scalelab.errors import TooFewSamples, UsageError
 from scalelab.worker.randomness import find_generators, read_random_state, restore_random_state
 from scalelab.workloads.workload import BuildContext
 
@@ -244,10 +244,11 @@ def load_dataset(dataset: Dataset[Any], context: BuildContext, size: int, share:
         return DataLoader(dataset, size, drop_last=True)
     num_samples, num_ranks = len(dataset), share[0]  # type: ignore[arg-type] # datasets have a length
     if num_samples // num_ranks < size:
-        raise UsageError(
+        raise TooFewSamples(
             f"build() returned a dataset of {num_samples} samples"
             f"{f', {num_samples // num_ranks} for each of {num_ranks} ranks' if num_ranks > 1 else ''}: fewer than a"
-            f" batch of {size}; use a larger one, or a smaller batch"
+            f" batch of {size}; use a larger one, or a smaller batch",
+            num_samples // num_ranks,
         )
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, *share, seed=context.seed, drop_last=True)
     return DataLoader(dataset, size, sampler=sampler, drop_last=True)
