@@ -223,6 +223,7 @@ def test_a_command_that_trains_nothing_ends_with_its_own_code(tmp_path: Path) ->
     ("words", "message"),
     [
         ([], "meter needs a command: scalelab meter -- torchrun"),
+        (["--name", "a", "python", "b.py"], "put the command after --: scalelab meter --name a -- python b.py"),
         (["--", "train.py"], "there is no command train.py: write python train.py"),
         (["--profile-steps", "-1", "--", "python"], "--profile-steps must be at least 0, got -1"),
     ],

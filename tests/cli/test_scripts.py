@@ -95,6 +95,15 @@ def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
             "unknown placeholder '{batch}'. Did you mean '{global_batch}'? Known: {batch_per_rank}, {global_batch},"
             " {ranks}, {seed}, {steps}.",
         ),
+        (
+            ["strong-scaling", "--ranks", "1", "2", "train.py", "--lr", "{seed}"],
+            "put your script after --, behind the flags of scalelab: scalelab run strong-scaling --ranks 1 2 --"
+            " train.py --lr {seed}",
+        ),
+        (
+            ["memory", "--quick", "torchrun", "--nproc-per-node", "2", "-m", "package.train"],
+            "put your script after --, behind the flags of scalelab: scalelab run memory --quick -- -m package.train",
+        ),
         (["strong-scaling", "--dtype", "bfloat16", "--", "train.py"], f"--dtype {OWN_ARGUMENTS}"),
         (["strong-scaling", "--lr", "0.1", "--", "train.py"], f"--lr {OWN_ARGUMENTS}"),
         (

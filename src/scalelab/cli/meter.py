@@ -37,6 +37,8 @@ class MeterCommand:
 
 def main(args: Sequence[str]) -> int:
     words = list(args)
+    if "--" not in words:
+        refuse_bare_command(words)
     command = words[words.index("--") + 1 :] if "--" in words else []
     wanted = parse_flags(MeterCommand, words[: words.index("--")] if "--" in words else words, "meter")
     check_at_least("profile-steps", wanted.profile_steps, 0)
@@ -50,6 +52,15 @@ def main(args: Sequence[str]) -> int:
     code = run_command(command, request)
     report_runs([path for path in find_runs(wanted.runs_dir) if path not in before], command)
     return code
+
+
+def refuse_bare_command(words: Sequence[str]) -> None:
+    """A command among the flags: show it with `--` in front of it."""
+    pairs = zip(["", *words], words, strict=False)
+    place = next((n for n, (before, word) in enumerate(pairs) if not {before[:2], word[:2]} & {"--", "-h"}), None)
+    if place is not None:
+        typed = " ".join(["scalelab", "meter", *words[:place], "--", *words[place:]])
+        raise UsageError(f"put the command after --: {typed}")
 
 
 def check_command(command: Sequence[str]) -> None:

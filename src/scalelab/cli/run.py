@@ -30,9 +30,30 @@ def main(args: Sequence[str]) -> int:
     name, *words = args
     end = words.index("--") if "--" in words else len(words)
     is_script = end < len(words)
+    if not is_script and load_study(name).takes_script:
+        refuse_bare_script(name, words)
     own = add_project(load_study(name), words[:end], is_script=is_script, is_told=True)
     study, execution = parse_study(name, own, words[end + 1 :] if is_script else None)
     return measure_study(study, execution, ["scalelab", "run", name, *own, *words[end:]])
+
+
+STARTERS = ("python", "python3", "torchrun")
+
+
+def refuse_bare_script(study: str, words: Sequence[str]) -> None:
+    """A script among the flags: show the command with `--` in front of it."""
+    pairs = list(zip(["", *words], words, strict=False))
+    found = [n for n, (before, word) in enumerate(pairs) if word == "-m" or is_script_file(before, word)]
+    if not found:
+        return
+    flags = words[: min([found[0], *(words.index(word) for word in STARTERS if word in words)])]
+    typed = " ".join(["scalelab", "run", study, *flags, "--", *words[found[0] :]])
+    raise UsageError(f"put your script after --, behind the flags of scalelab: {typed}")
+
+
+def is_script_file(before: str, word: str) -> bool:
+    """Whether a word is a script, not the file of a workload."""
+    return word.endswith(".py") and "=" not in word and before != "--workload"
 
 
 def print_studies() -> None:

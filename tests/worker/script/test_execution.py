@@ -15,7 +15,8 @@ from scalelab.records.trial import Block, StepKind
 from scalelab.runs.launching import copy_for_script
 from scalelab.worker.script import runner
 from scalelab.worker.script.prelude import run_prelude
-from scalelab.worker.script.runner import ScriptFinished, find_function, find_hint, giving_up, run_script
+from scalelab.worker.script.refusal import find_hint
+from scalelab.worker.script.runner import ScriptFinished, find_function, giving_up, run_script
 from scalelab.worker.script.session import ScriptSession
 from tests.worker.script.scripts import make_script_trial
 from tests.worker.script.test_session import Kept
@@ -106,6 +107,32 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     hints["Cannot access accelerator device when none is available."] = gpu
     assert {words: find_hint(words, script) for words in hints} == hints
     assert find_hint("something else", script) == ""
+
+
+@pytest.mark.usefixtures("own_main")
+@pytest.mark.parametrize(
+    ("code", "printed", "reason"),
+    [
+        (
+            2,
+            "usage: mine.py [-h] [--lr LR]\n\x1b[31mmine.py: error: unrecognized arguments: --lrr 1\x1b[0m\n",
+            "the script did not take its arguments (exit code 2); it printed: mine.py: error: unrecognized arguments:"
+            " --lrr 1",
+        ),
+        (2, "", "the script did not take its arguments (exit code 2), and printed nothing"),
+        (
+            1,
+            "first\nno such data\n\n",
+            "the script exited with code 1 after 0 of 7 planned steps; it printed: no such data",
+        ),
+    ],
+)
+def test_a_script_that_exits_is_quoted(code: int, printed: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text(printed)
+    with pytest.raises(ScriptFinished) as caught:
+        execute(tmp_path, "optimizer", text=f"raise SystemExit({code})")
+    assert str(caught.value) == reason
+    assert (caught.value.__cause__ is None) == (code == 2), "no frames of argparse"
 
 
 def spin() -> None:

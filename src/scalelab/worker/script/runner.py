@@ -38,22 +38,19 @@ from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
 from scalelab.worker.script.prelude import execute_script, make_variables, move_to_copy
+from scalelab.worker.script.refusal import (
+    OWN_PROCESSES,
+    advise_step_end,
+    count_steps,
+    describe_early_end,
+    describe_exit,
+    describe_seen,
+    find_hint,
+    is_usage_error,
+)
 from scalelab.worker.script.session import MakeObserver, SampleFile, ScriptEnded, ScriptSession
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
-OWN_PROCESSES = (
-    "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
-    " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
-)
-NO_GPU_WORDS = (
-    "Torch not compiled with CUDA enabled",
-    "No CUDA GPUs are available",
-    "Found no NVIDIA driver",
-    "no GPUs found",
-    "doesn't have NCCL built in",
-    "Cannot access accelerator device when none is available",
-    "'torch._C' has no attribute '_cuda_",
-)
 STEP_NAME = "__scalelab_step__"
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
@@ -83,8 +80,8 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
         raise ScriptFinished(f"no step was seen in {format_seconds(error.args[0])} ({seen}): {advice}") from None
     except SystemExit as error:
         if error.code not in (None, 0) and not session.is_measured:
-            words = f"the script exited with {describe_code(error.code)} after {count_steps(session)}"
-            raise ScriptFinished(f"{words}: see the rank's log") from error
+            shown = None if is_usage_error(error.code, session) else error
+            raise ScriptFinished(describe_exit(error.code, session, log)) from shown
     except KeyboardInterrupt as error:
         raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
     if not session.is_measured:
@@ -120,18 +117,6 @@ def execute_watched(script: Script, watch: TrainingWatch) -> None:
     else:
         with replaced(*find_function(script.step_at), watch.wrap_step):
             execute_script(script)
-
-
-def find_hint(words: str, script: Script) -> str:
-    """What to do about an error that scripts often meet here; empty: its own words have to do."""
-    if any(part in words for part in NO_GPU_WORDS):
-        return "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
-    if "attempted relative import with no known parent package" in words and not script.is_module:
-        name = Path(script.target).stem
-        return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
-    if words.startswith("No module named"):
-        return "the script imports what is not installed here: install it beside torch, or add your own to PYTHONPATH"
-    return ""
 
 
 def is_own_function(script: Script) -> bool:
@@ -215,62 +200,6 @@ def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None
         for place in places:
             stack.enter_context(replaced(place, "start_processes", lambda _: take_part))
         yield
-
-
-def describe_code(code: object) -> str:
-    first_line = str(code).strip().partition("\n")[0]
-    return f"code {code}" if isinstance(code, int) else f"the message {first_line!r}"
-
-
-def count_steps(session: ScriptSession) -> str:
-    return f"{session.num_steps} of {session.num_planned} planned steps"
-
-
-def read_last_line(log: Path) -> str:
-    """What the script printed last; empty: nothing."""
-    sys.stdout.flush()
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1].strip() if lines else ""
-
-
-def describe_early_end(session: ScriptSession, log: Path) -> str:
-    """What to do about a script that ended too early, by what was seen of it."""
-    if session.num_steps:
-        more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
-        words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
-        return f"{words}: let it train longer, or lower --steps{more}"
-    advice = advise_step_end(session.watch)
-    if not (session.watch.has_seen or session.num_forks):
-        said = read_last_line(log)
-        return f"the script ended without training anything{f'; the last line it printed: {said}' if said else ''}"
-    if session.watch.is_loading and not session.watch.has_batch:
-        advice = "its data loader gave no batch: check that the data set is larger than a batch"
-    elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
-        advice = OWN_PROCESSES
-    return f"the script ended without a step ({describe_seen(session)}): {advice}"
-
-
-def advise_step_end(watch: TrainingWatch) -> str:
-    """What to pass where no step was seen, by what was seen instead."""
-    if watch.uses_function:
-        return "the function that --step-at names did not return: name one that runs once in every step"
-    if watch.is_loading and watch.uses_rule:
-        return "say where a step ends: --step-at dataloader, or --step-at module:function"
-    what = "torch.optim.Optimizer" if watch.uses_rule else "DataLoader"
-    return f"it uses no {what}: name a function that runs once in every step, --step-at module:function"
-
-
-def describe_seen(session: ScriptSession) -> str:
-    """What there was besides steps, in words."""
-    watch = session.watch
-    counts = {
-        "trained module": len(watch.trained),
-        "backward pass": watch.num_backward,
-        "optimizer call": watch.quick.num_calls,
-    }
-    if session.num_forks:
-        counts["fork"] = session.num_forks
-    return f"seen: {', '.join(format_count(number, what) for what, number in counts.items())}"
 
 
 GIVE_UP_SHARE = 0.9

@@ -1,0 +1,119 @@
+"""What to say about a script that cannot be measured: one line, with the next step."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from scalelab.checks import clean_text
+from scalelab.records.tasks import Script
+from scalelab.units import format_count
+from scalelab.worker.script.session import ScriptSession
+from scalelab.worker.script.watch import TrainingWatch
+
+OWN_PROCESSES = (
+    "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
+    " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
+)
+NO_GPU_WORDS = (
+    "Torch not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "no GPUs found",
+    "doesn't have NCCL built in",
+    "Cannot access accelerator device when none is available",
+    "'torch._C' has no attribute '_cuda_",
+)
+ERROR_WORDS = re.compile(r"\berror\b", re.IGNORECASE)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+USAGE_CODE = 2
+MOST_CHARACTERS = 300
+"""Of a line that the script printed."""
+
+
+def find_hint(words: str, script: Script) -> str:
+    """What to do about an error that scripts often meet here; empty: its own words have to do."""
+    if any(part in words for part in NO_GPU_WORDS):
+        return "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
+    if "attempted relative import with no known parent package" in words and not script.is_module:
+        name = Path(script.target).stem
+        return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
+    if words.startswith("No module named"):
+        return "the script imports what is not installed here: install it beside torch, or add your own to PYTHONPATH"
+    return ""
+
+
+def describe_code(code: object) -> str:
+    first_line = str(code).strip().partition("\n")[0]
+    return f"code {code}" if isinstance(code, int) else f"the message {first_line!r}"
+
+
+def count_steps(session: ScriptSession) -> str:
+    return f"{session.num_steps} of {session.num_planned} planned steps"
+
+
+def describe_exit(code: object, session: ScriptSession, log: Path) -> str:
+    """A script that gave up by itself, with its own words: of argparse or click, the line with the error."""
+    words = f"the script exited with {describe_code(code)} after {count_steps(session)}"
+    if not isinstance(code, int):
+        return f"{words}: see the rank's log"
+    lines = read_lines(log)
+    said = next((line for line in reversed(lines) if ERROR_WORDS.search(line)), "") or "".join(lines[-1:])
+    if is_usage_error(code, session):
+        words = f"the script did not take its arguments (exit code {code})"
+    return f"{words}; it printed: {said}" if said else f"{words}, and printed nothing"
+
+
+def is_usage_error(code: object, session: ScriptSession) -> bool:
+    """Whether it left as argparse, click and fire do where they don't know an argument."""
+    return code == USAGE_CODE and not session.watch.has_seen
+
+
+def read_lines(log: Path) -> list[str]:
+    """What the script printed, without empty lines and colours."""
+    sys.stdout.flush()
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    lines = [clean_text(COLOURS.sub("", line)).strip()[:MOST_CHARACTERS] for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def describe_early_end(session: ScriptSession, log: Path) -> str:
+    """What to do about a script that ended too early, by what was seen of it."""
+    if session.num_steps:
+        more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
+        words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
+        return f"{words}: let it train longer, or lower --steps{more}"
+    advice = advise_step_end(session.watch)
+    if not (session.watch.has_seen or session.num_forks):
+        said = "".join(f"; the last line it printed: {line}" for line in read_lines(log)[-1:])
+        return f"the script ended without training anything{said}"
+    if session.watch.is_loading and not session.watch.has_batch:
+        advice = "its data loader gave no batch: check that the data set is larger than a batch"
+    elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
+        advice = OWN_PROCESSES
+    return f"the script ended without a step ({describe_seen(session)}): {advice}"
+
+
+def advise_step_end(watch: TrainingWatch) -> str:
+    """What to pass where no step was seen, by what was seen instead."""
+    if watch.uses_function:
+        return "the function that --step-at names did not return: name one that runs once in every step"
+    if watch.is_loading and watch.uses_rule:
+        return "say where a step ends: --step-at dataloader, or --step-at module:function"
+    what = "torch.optim.Optimizer" if watch.uses_rule else "DataLoader"
+    return f"it uses no {what}: name a function that runs once in every step, --step-at module:function"
+
+
+def describe_seen(session: ScriptSession) -> str:
+    """What there was besides steps, in words."""
+    watch = session.watch
+    counts = {
+        "trained module": len(watch.trained),
+        "backward pass": watch.num_backward,
+        "optimizer call": watch.quick.num_calls,
+    }
+    if session.num_forks:
+        counts["fork"] = session.num_forks
+    return f"seen: {', '.join(format_count(number, what) for what, number in counts.items())}"
