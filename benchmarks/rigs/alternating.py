@@ -117,10 +117,10 @@ class Switches:
             (place, key, hook)
             for place in places
             for key, hook in place.items()
-            if getattr(hook, "__self__", hook) in (watch, watch._silent)
+            if getattr(hook, "__self__", hook) in (watch.quick, watch._silent)
         ]
         self._backward = torch.autograd.backward
-        assert len(self._hooks) > 2, "the watch has not settled"
+        assert len(self._hooks) > 1, "the watch has not settled"
 
     def turn(self, *, is_on: bool) -> None:
         for place, key, hook in self._hooks:

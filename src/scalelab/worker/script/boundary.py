@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 TAKEN_OVER = 4
@@ -208,46 +208,93 @@ QuickStep = tuple[float, float, list[Any], int]
 
 
 class QuickSteps:
-    """Takes clean steps of the one optimizer that ends them in a single call, to be sorted out later.
+    """The hooks of the optimizer: a clean step costs two readings of the clock in one call, to be sorted out later.
 
     The training evicts our code and data from the processor's caches, so a step costs by how much of both it touches.
-    That is why everything that it touches is here and in `StepFacts`.
+    That is why everything that it touches is here and in `StepFacts`, and why the hook before an optimizer's step goes
+    away while steps are clean, unless one optimizer steps inside another.
     """
 
-    __slots__ = ("_optimizer", "_synchronize", "depth", "left", "num_calls", "outermost", "start", "taken", "unscaled")
+    __slots__ = (
+        *("_end_call", "_facts", "_optimizer", "_pre_hook", "_synchronize", "begin_call"),
+        *("depth", "is_nesting", "left", "num_calls", "outermost", "start", "taken", "unscaled"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, facts: StepFacts, begin_call: Callable[[], None], end_call: Callable[[Optimizer], None]) -> None:
         self.left = 0  # steps that may still be taken
         self.taken: list[QuickStep] = []
         self.outermost: object = None  # the optimizer that is stepping
         self.depth = 0  # steps of its own inside its step, as `super().step()` takes
+        self.is_nesting = False  # whether an optimizer has stepped inside another one, or itself
         self.num_calls = 0  # of optimizers
         self.unscaled: tuple[weakref.ref[torch.Tensor], Any] | None = None  # a loss as scaled, and before
         self.start = 0.0
+        self.begin_call, self._end_call, self._facts = begin_call, end_call, facts
         self._optimizer: object = None
         self._synchronize: Callable[[], None] | None = None
+        self._pre_hook: RemovableHandle | None = None
+
+    def look_before(self) -> None:
+        """See optimizers begin to step."""
+        if self._pre_hook is None:
+            self._pre_hook = register_optimizer_step_pre_hook(self.before)
+
+    def stop_looking_before(self) -> None:
+        if self._pre_hook is not None:
+            self._pre_hook.remove()
+            self._pre_hook = None
+
+    def before(self, optimizer: Optimizer, *_: object) -> None:
+        if self.outermost is not None and is_nested():
+            self.is_nesting = True
+            self.depth += optimizer is self.outermost
+        else:
+            self.outermost, self.depth = optimizer, 0
+            if not self.left:
+                self.begin_call()
+
+    def after(self, optimizer: Optimizer, *_: object) -> None:
+        """An optimizer has stepped: all that a clean step runs through."""
+        if self.left and optimizer is self._optimizer and not self.depth:
+            facts = self._facts
+            if not facts.other_work:
+                if self._synchronize is not None:
+                    self._synchronize()
+                self.taken.append((self.start, perf_counter(), facts.losses, facts.num_passes))
+                facts.losses, facts.num_passes, facts.num_silent = [], 0, 0
+                self.outermost = None
+                self.num_calls += 1
+                self.left -= 1
+                self.start = perf_counter()
+                return
+        if self._is_whole(optimizer):
+            self.num_calls += 1
+            self._end_call(optimizer)
+
+    def _is_whole(self, optimizer: Optimizer) -> bool:
+        """Whether the outermost step has ended, not one inside it."""
+        if self._pre_hook is None:
+            return not is_nested()
+        if optimizer is not self.outermost:
+            return False
+        if self.depth:  # the step of a class that it inherits from
+            self.depth -= 1
+            return False
+        self.outermost = None
+        return True
 
     def begin(self, optimizer: object, num_steps: int, synchronize: Callable[[], None] | None) -> None:
         """Take so many steps, the first of which begins now."""
         self._optimizer, self._synchronize, self.left = optimizer, synchronize, num_steps
+        if num_steps and not self.is_nesting:
+            self.stop_looking_before()
         self.start = perf_counter()
-
-    def take(self, optimizer: object, facts: StepFacts) -> bool:
-        """The step ends here; False: there is more to it than time and loss."""
-        if optimizer is not self._optimizer or facts.other_work:
-            return False
-        if self._synchronize is not None:
-            self._synchronize()
-        self.taken.append((self.start, perf_counter(), facts.losses, facts.num_passes))
-        facts.losses, facts.num_passes, facts.num_silent = [], 0, 0
-        self.left -= 1
-        self.start = perf_counter()
-        return True
 
     def stop(self) -> list[QuickStep]:
         """What was taken; no more is."""
         taken, self.taken = self.taken, []
         self.left, self._optimizer = 0, None
+        self.look_before()
         return taken
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.worker.batches.stream import find_samples, list_tensors
@@ -33,7 +33,6 @@ from scalelab.worker.script.boundary import (
     SilentPasses,
     StepFacts,
     StepRule,
-    is_nested,
     is_training_pass,
 )
 from scalelab.worker.step import wait
@@ -71,9 +70,9 @@ class TrainingWatch:
         """Called where a phase begins, in steps whose phases are timed."""
         self.on_quick: Callable[[list[QuickStep], float], None] | None = None
         """Called with the steps that were taken quickly, and where the next began, before anything else is said."""
-        self.quick = QuickSteps()
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
+        self.quick = QuickSteps(self._facts, self._begin_call, self._end_call)
         self._silent = SilentPasses(self.trained, self._facts)
         self.has_closure = False
         """Whether an optimizer has called for passes: Lightning's closure makes one in every step, LBFGS's several."""
@@ -82,8 +81,9 @@ class TrainingWatch:
 
     def __enter__(self) -> TrainingWatch:
         stack = self._stack
-        stack.callback(register_optimizer_step_pre_hook(self._before_optimizer).remove)
-        stack.callback(register_optimizer_step_post_hook(self._after_optimizer).remove)
+        self.quick.look_before()
+        stack.callback(self.quick.stop_looking_before)
+        stack.callback(register_optimizer_step_post_hook(self.quick.after).remove)
         stack.enter_context(replaced(torch.autograd, "backward", self._wrap_backward))
         stack.enter_context(replaced(torch.amp.GradScaler, "scale", self._wrap_scale))
         stack.enter_context(replaced(torch.amp.GradScaler, "step", self._wrap_scaled_step))
@@ -145,26 +145,9 @@ class TrainingWatch:
             self.synchronize()
             wait(self.delays[phase])
 
-    def _before_optimizer(self, optimizer: Optimizer, *_: object) -> None:
-        quick = self.quick
-        if quick.outermost is not None and is_nested():
-            quick.depth += optimizer is quick.outermost
-        else:
-            quick.outermost, quick.depth = optimizer, 0
-            if not quick.left:
-                self._say("optimizer")
-                self._hold_up("optimizer")
-
-    def _after_optimizer(self, optimizer: Optimizer, *_: object) -> None:
-        quick = self.quick
-        if optimizer is quick.outermost:
-            if quick.depth:  # the step of a class that it inherits from
-                quick.depth -= 1
-                return
-            quick.outermost = None
-            quick.num_calls += 1
-            if not quick.left or not quick.take(optimizer, self._facts):
-                self._end_call(optimizer)
+    def _begin_call(self) -> None:
+        self._say("optimizer")
+        self._hold_up("optimizer")
 
     def begin_quick(self, num_steps: int) -> None:
         """Take so many steps without a look at them, if one optimizer ends every step."""
