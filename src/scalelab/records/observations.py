@@ -248,6 +248,8 @@ class ScriptReport:
     """Samples of one batch; a step that accumulates gradients has several. None: not seen."""
     num_sharing: int = 1
     """Ranks that work on the same samples, as under tensor parallelism."""
+    input_mark: int | None = None
+    """A checksum of the rank's first batch; None: not seen."""
     num_uneven: int = 0
     """Steps with another number of backward passes."""
     is_regular: bool = True

@@ -108,3 +108,17 @@ def test_ranks_that_share_samples_count_them_once(tmp_path: Path) -> None:
     row = find_row(document.tables[0], "script × 4")
     assert row["samples_per_second"].value == pytest.approx(4 * 64 / ONE_RANK_SECONDS)
     assert "same-samples" not in list_kinds(document)
+
+
+@pytest.mark.parametrize(("marks", "is_warned"), [((5, 5, 5, 5), True), ((5, 6, 7, 8), False)])
+def test_one_loss_over_all_ranks_is_no_sign_of_the_same_samples(
+    marks: tuple[int, ...], is_warned: bool, tmp_path: Path
+) -> None:
+    def alter(result: TrialResult) -> TrialResult:
+        reports = [ScriptReport(num_optimizers=1, num_passes=1, num_samples=64, input_mark=mark) for mark in marks]
+        ranks = tuple(RankReport(rank=n, script=reports[n]) for n in range(result.trial.num_ranks))
+        samples = tuple(one._replace(loss=1 / (one.step + 1)) for one in result.samples)
+        return replace(result, ranks=ranks, samples=samples)
+
+    _, document = answer(make_strong(job=JOB), tmp_path, AlteredLauncher(alter))
+    assert ("same-samples" in list_kinds(document)) == is_warned

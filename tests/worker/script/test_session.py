@@ -33,6 +33,7 @@ from scalelab.worker.script.instrumented import count_sharing
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
+from scalelab.worker.script.watch import mark_inputs
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -92,6 +93,15 @@ def test_the_loop_ends_with_the_last_planned_step(tmp_path: Path) -> None:
     taken: list[float] = []
     watch(lambda model, batches: train_plainly(model, batches, taken), tmp_path)
     assert len(taken) == 6
+
+
+def test_the_first_batch_is_marked(tmp_path: Path) -> None:
+    session, _ = watch(train_plainly, tmp_path)
+    inputs, _ = next(make_batches())
+    assert session.watch.input_mark == mark_inputs((inputs,)) != mark_inputs((inputs + 1,))
+    assert mark_inputs((inputs.bfloat16(),)) != mark_inputs((inputs > 0,)) != mark_inputs((inputs.long(),))
+    assert mark_inputs((torch.ones(2, 2).to_sparse(),)) is None
+    assert mark_inputs((torch.tensor(1.0), 3)) is None
 
 
 def test_nothing_stays_patched(tmp_path: Path) -> None:

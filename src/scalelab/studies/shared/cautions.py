@@ -116,7 +116,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
-    """Ranks whose losses are equal to the last bit in every step of a launch, though each has its own samples."""
+    """Ranks whose losses are equal to the last bit in every step, unless they compute one loss over all samples."""
     for result in arm.completed if not any(one.num_sharing > 1 for one in arm.scripts) else ():
         by_rank: dict[int, list[float | None]] = {}
         for sample in (one for one in result.samples if one.kind is not StepKind.FREE):  # whose loss is not read
@@ -125,7 +125,8 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
         if len(by_rank) < 2 or len(set(first)) < FEWEST_LOSSES or None in first:
             continue
         place = arm.trial.mesh.find_data_rank
-        same = [rank for rank, losses in by_rank.items() if place(rank) and losses == first]
+        marks = {one.rank: one.script.input_mark for one in result.ranks if one.script}
+        same = [n for n, losses in by_rank.items() if place(n) and losses == first and marks.get(n) == marks.get(0)]
         if same:
             yield SAME_SAMPLES(
                 arm.label,

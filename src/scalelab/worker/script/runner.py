@@ -281,6 +281,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         num_passes=session.num_passes,
         num_samples=session.step_samples,
         num_sharing=session.num_sharing,
+        input_mark=session.watch.input_mark,
         batch_samples=session.batch_samples,
         num_uneven=session.num_uneven,
         is_regular=rule.is_regular or not session.watch.uses_rule,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -39,6 +40,8 @@ from scalelab.worker.step import wait
 
 SAVERS = {"torch.distributed.checkpoint.state_dict_saver": "_save_state_dict", "safetensors.torch": "serialize_file"}
 """Functions besides `torch.save` that write checkpoints, by module; wrapped where the script has loaded it."""
+MOST_MARKED = 4096
+"""Numbers of a batch that its checksum covers."""
 
 
 class TrainingWatch:
@@ -65,6 +68,8 @@ class TrainingWatch:
         self.trained: list[nn.Module] = []
         """The outermost modules that were called in training and have parameters to train."""
         self.first_forward: float | None = None
+        self.input_mark: int | None = None
+        """A checksum of the first batch that went into a trained module."""
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.on_phase: Callable[[str], None] | None = None
         """Called where a phase begins, in steps whose phases are timed."""
@@ -350,6 +355,8 @@ class TrainingWatch:
         place = next((number for number, one in enumerate(self.trained) if one is module), len(self.trained))
         if place == len(self.trained):
             self.trained.append(module)
+        if self.input_mark is None:
+            self.input_mark = mark_inputs(inputs)
         samples = find_samples(inputs, self._told_batch)
         if samples and not self._facts.has_closure and not self._is_repeated(place, inputs):
             self._facts.forwards.setdefault(place, []).append(samples)
@@ -366,6 +373,15 @@ class TrainingWatch:
 
     def _after_module(self, *_: object) -> None:
         self._depth -= 1
+
+
+def mark_inputs(inputs: Any) -> int | None:
+    """A checksum of a batch, by which ranks see whether they have the same; None: there is no plain tensor in it."""
+    first = next((one for one in list_tensors(inputs) if type(one) is torch.Tensor and one.ndim), None)
+    if first is None or first.layout is not torch.strided:
+        return None
+    values = first.detach().reshape(-1)[:MOST_MARKED].contiguous().view(torch.uint8)
+    return zlib.crc32(bytes(values.tolist()))
 
 
 def wait_for_nothing() -> None:
