@@ -245,13 +245,13 @@ def test_the_first_loss_that_is_not_finite_is_found_by_step_then_rank() -> None:
         (((1, 1, CLEAN, 1.0, -math.inf), *later), (1, 1, -math.inf)),
         (((1, 1, CLEAN, 1.0, -math.inf), (0, 1, CLEAN, 1.0, math.inf), *later), (0, 1, math.inf)),
     ):
-        bad = sample_steps((0, 0, CLEAN, 1.0, 1.0), *samples[::-1]).first_non_finite_loss()
+        bad = sample_steps((0, 0, CLEAN, 1.0, 1.0), *samples[::-1]).first_non_finite_loss
         assert bad is not None
         assert (bad.rank, bad.step, bad.loss) == first
 
 
 def test_finite_and_unknown_losses_are_no_trouble() -> None:
-    assert sample_steps((0, 0, CLEAN, 1.0, 1e308), (1, 0, CLEAN, 1.0, None)).first_non_finite_loss() is None
+    assert sample_steps((0, 0, CLEAN, 1.0, 1e308), (1, 0, CLEAN, 1.0, None)).first_non_finite_loss is None
 
 
 def test_a_trial_that_was_not_run_says_why() -> None:

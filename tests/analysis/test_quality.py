@@ -7,8 +7,10 @@ import pytest
 
 from scalelab.analysis.quality import (
     Outlier,
+    _test_order,
     find_drift,
     find_outliers,
+    find_trend,
     measure_noise,
 )
 from tests.analysis.noise import simulate_rounds
@@ -87,3 +89,22 @@ def test_a_drift_of_fifteen_percent_is_seen_through_the_noise() -> None:
     rng = np.random.default_rng(0)
     slope = np.linspace(0, 0.15, 12)
     assert np.mean([find_drift(simulate_rounds(rng, 1.0, drift=slope)) is not None for _ in range(300)]) >= 0.9
+
+
+@pytest.mark.parametrize("num_values", [5, 12, 33, 34, 80])
+def test_a_trend_is_tested_as_by_kendalls_tau(num_values: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for seed in range(4):
+        values = np.random.default_rng(seed).normal(10.0, 1.0, num_values) + np.linspace(0.0, seed, num_values)
+        for some in (values, np.round(values)):  # the second has ties
+            rises = int(sum(np.sign(some[place + 1 :] - some[place]).sum() for place in range(num_values)))
+            ties = np.unique(some, return_counts=True)[1].tolist()
+            expected = stats.kendalltau(np.arange(num_values), some).pvalue
+            assert _test_order(rises, ties) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_slope_of_a_trend_is_the_median_of_all_slopes() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(1).normal(10.0, 0.2, 40) + np.linspace(0.0, 3.0, 40)
+    slope = stats.theilslopes(values, np.arange(40)).slope
+    assert find_trend(values) == pytest.approx(slope * 39 / np.median(values))

@@ -66,3 +66,13 @@ def test_no_other_non_negative_coefficients_fit_better(target: list[float], othe
     values = np.array(target)
     best = measure_residual(columns, solve_non_negative(columns, values), values)
     assert best <= measure_residual(columns, np.array(other), values) + 1e-9
+
+
+def test_the_non_negative_solution_is_that_of_lawson_and_hanson() -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    random = np.random.default_rng(0)
+    for num_columns in (1, 2, 3):
+        for _ in range(20):
+            columns, target = random.normal(0.3, 1.0, (5, num_columns)), random.uniform(0.5, 2.0, 5)
+            expected = optimize.nnls(columns / target[:, np.newaxis], np.ones(5))[0]
+            assert solve_non_negative(columns, target) == pytest.approx(expected, abs=1e-9)

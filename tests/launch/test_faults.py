@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_is_kept_and_named(launcher: LocalLauncher, tm
     spec = write_workload(tmp_path, "def loss(model, batch):\n    return (model(batch[0]).sum() * float('nan')).sum()")
     result = launch(launcher, make_trial(workload=spec), tmp_path / "t")
     assert result.status is Status.COMPLETED
-    bad = result.first_non_finite_loss()
+    bad = result.first_non_finite_loss
     assert bad is not None
     assert (bad.rank, bad.step) == (0, 0)
 

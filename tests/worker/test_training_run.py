@@ -196,7 +196,7 @@ def test_a_loss_that_is_no_number_is_a_result(launcher: LocalLauncher, tmp_path:
     nothing = "batches = [(torch.full((batch_size, 4), float('nan')), torch.zeros(batch_size, 3))]"
     result = run(launcher, make_course(2, workload=write_workload(tmp_path, nothing)), tmp_path / "t")
     assert [point.loss for point in result.curve] == [None, None]
-    assert result.first_non_finite_loss() is not None
+    assert result.first_non_finite_loss is not None
 
 
 ODD = """

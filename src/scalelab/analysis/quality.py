@@ -27,7 +27,7 @@ Repeatability, on the log scale, where spreads are relative:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,15 +166,14 @@ class Noise:
 def find_outliers(rounds: Rounds) -> list[Outlier]:
     """The steps that are far above the median of their launch, by both its noise and its length."""
     found: list[Outlier] = []
+    medians = find_medians(rounds).tolist()
+    spreads = _measure_spreads(rounds).tolist()
     for index, steps in enumerate(rounds):
-        if not len(steps):
-            continue
-        times = np.asarray(steps, dtype=np.float64)
-        median = find_median(times)
-        limit = max(median * (1 + OUTLIER_DEVIATIONS * _measure_spread(times)), median * OUTLIER_RATIO)
+        limit = medians[index] * max(1 + OUTLIER_DEVIATIONS * spreads[index], OUTLIER_RATIO)
         found += [
-            Outlier(round=index, step=int(step), ratio=float(times[step] / median))
-            for step in np.flatnonzero(times > limit)
+            Outlier(round=index, step=step, ratio=seconds / medians[index])
+            for step, seconds in enumerate(steps)
+            if seconds > limit
         ]
     return found
 
@@ -182,28 +181,31 @@ def find_outliers(rounds: Rounds) -> list[Outlier]:
 def measure_noise(rounds: Rounds) -> Noise:
     """The robust relative spread within launches, and of the launches' medians."""
     series = drop_empty(rounds)
-    within = [_measure_spread(steps) for steps in series if len(steps) > 1]
+    within = _measure_spreads([steps for steps in series if len(steps) > 1])
     return Noise(
-        within_ratio=float(np.median(within)) if within else None,
-        between_ratio=_measure_spread(find_medians(series)) if len(series) > 1 else None,
+        within_ratio=float(np.median(within)) if len(within) else None,
+        between_ratio=float(_measure_spreads([find_medians(series)])[0]) if len(series) > 1 else None,
     )
 
 
 def find_drift(rounds: Rounds) -> Drift | None:
     """The trend over the rounds and within the launches, where there is one of any consequence."""
     series = drop_empty(rounds)
-    relative = [(steps / find_median(steps)).tolist() for steps in series]
-    over_rounds = find_trend(find_medians(series))
+    medians = find_medians(series)
+    relative = [(steps / median).tolist() for steps, median in zip(series, medians, strict=True)]
+    over_rounds = find_trend(medians)
     within_launches = find_trend(find_step_medians(relative))
     if over_rounds is None and within_launches is None:
         return None
     return Drift(change_over_rounds=over_rounds, change_within_launches=within_launches)
 
 
-def _measure_spread(values: Floats) -> float:
-    """The median absolute deviation, as a standard deviation relative to the median."""
-    centre = find_median(values)
-    return MAD_TO_DEVIATION * find_median(np.abs(values - centre)) / centre
+def _measure_spreads(rounds: Iterable[Sequence[float] | Floats]) -> Floats:
+    """The median absolute deviation of each round, as a standard deviation relative to its median."""
+    every = list(rounds)
+    centres = find_medians(every)
+    deviations = find_medians(np.abs(np.subtract(steps, centre)) for steps, centre in zip(every, centres, strict=True))
+    return MAD_TO_DEVIATION * deviations / centres
 
 
 def find_trend(values: Floats) -> float | None:
@@ -212,16 +214,38 @@ def find_trend(values: Floats) -> float | None:
     The slope is the median of the slopes of all pairs (Theil 1950, Sen 1968); whether there is one is Mann's test
     (1945), which is Kendall's of the values against their order.
     """
-    from scipy.stats import kendalltau, theilslopes  # here, because loading it takes longer than all that `--help` does
-
     if len(values) < 2 or np.ptp(values) == 0:
         return None
     if len(values) > MOST_PAIRED:
         values = np.array([find_median(part) for part in np.array_split(values, MOST_PAIRED)])
-    order = np.arange(len(values))
-    change = float(theilslopes(values, order).slope) * (len(values) - 1) / float(np.median(values))
-    chance = float(kendalltau(order, values).pvalue)
-    return change if abs(change) >= SMALLEST_DRIFT and chance <= DRIFT_CHANCE else None
+    earlier, later = np.triu_indices(len(values), k=1)
+    rises = values[later] - values[earlier]
+    change = float(np.median(rises / (later - earlier))) * (len(values) - 1) / float(np.median(values))
+    if abs(change) < SMALLEST_DRIFT:
+        return None
+    chance = _test_order(int(np.sign(rises).sum()), np.unique(values, return_counts=True)[1].tolist())
+    return change if chance <= DRIFT_CHANCE else None
+
+
+MOST_COUNTED = 33
+"""Values whose orders are counted; of more, Mann's sum is as good as normal."""
+
+
+def _test_order(rises: int, ties: Sequence[int]) -> float:
+    """How often values in random order have as many more rises than falls, or falls than rises, among their pairs.
+
+    Without ties among a few values, by counting the orders with so many falls; otherwise by the normal distribution
+    with the variance for ties (Kendall, "Rank Correlation Methods", 1970, chapters 4 and 5).
+    """
+    num_values = sum(ties)
+    if len(ties) == num_values <= MOST_COUNTED:
+        orders = np.ones(1)
+        for number in range(2, num_values + 1):  # one value more has 0 to all others after it that are smaller
+            orders = np.convolve(orders, np.full(number, 1 / number))
+        num_fewer = (len(orders) - 1 - abs(rises)) // 2
+        return min(1.0, 2 * float(orders[: num_fewer + 1].sum()))
+    variance = sum(sign * n * (n - 1) * (2 * n + 5) for sign, n in ((1, num_values), *((-1, tie) for tie in ties))) / 18
+    return math.erfc(abs(rises) / math.sqrt(2 * variance))
 
 
 MAD_EFFICIENCY = 0.37

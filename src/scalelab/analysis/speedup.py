@@ -49,6 +49,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -155,12 +156,20 @@ def solve_relative(columns: Floats, target: Floats) -> Floats:
 
 
 def solve_non_negative(columns: Floats, target: Floats) -> Floats:
-    """The same under the condition that no coefficient is negative (Lawson & Hanson 1974, chapter 23)."""
-    from scipy.optimize import nnls  # here, because loading it takes longer than all that `--help` does
+    """The same under the condition that no coefficient is negative (Lawson & Hanson 1974, chapter 23).
 
-    scaled = columns / target[:, np.newaxis]
-    coefficients: Floats = nnls(scaled, np.ones(len(target)))[0]
-    return coefficients
+    The answer is the unconditional one of some of the columns, so with two or three of them all choices are tried.
+    """
+    num_columns = columns.shape[1]
+    best = np.zeros(num_columns)
+    for num_used in range(1, num_columns + 1):
+        for used in map(list, combinations(range(num_columns), num_used)):
+            tried = np.zeros(num_columns)
+            tried[used] = solve_relative(columns[:, used], target)
+            is_better = measure_residual(columns, tried, target) < measure_residual(columns, best, target)
+            if tried.min() >= 0 and is_better:
+                best = tried
+    return best
 
 
 def measure_residual(columns: Floats, coefficients: Floats, target: Floats) -> float:

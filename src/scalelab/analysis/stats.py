@@ -34,7 +34,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ Rounds = Sequence[Sequence[float]]
 Floats = NDArray[np.float64]
 
 
+class Launches(list[list[float]]):
+    """The rounds of one configuration, which many ratios are taken of: their medians are found once."""
+
+    @cached_property
+    def medians(self) -> Floats:
+        """Of each round; NaN for one that gave nothing."""
+        found = find_medians(iter(self))
+        found.flags.writeable = False
+        return found
+
+
 FEW_ROUNDS = 50
 """Their medians are found faster one by one."""
 
@@ -58,6 +69,8 @@ def find_medians(rounds: Iterable[Sequence[float] | Floats]) -> Floats:
 
     By sorting, because numpy takes 20 µs for a dozen values; many rounds of one length are one call of it.
     """
+    if isinstance(rounds, Launches):
+        return rounds.medians
     every = list(rounds)
     lengths = set(map(len, every))
     if len(lengths) == 1 and 0 not in lengths and len(every) > FEW_ROUNDS:

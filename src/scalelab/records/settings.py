@@ -7,7 +7,7 @@ trial that sets none of them runs plain torch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -32,10 +32,10 @@ MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 
 def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
     """Reject settings that have no effect."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if field.name in names and value != field.default:
-            raise UsageError(f"{flag(field.name)} {value} has no effect without {needed}: add it")
+    for name in names:
+        value = getattr(settings, name)
+        if value != getattr(type(settings), name):
+            raise UsageError(f"{flag(name)} {value} has no effect without {needed}: add it")
 
 
 @dataclass(frozen=True, kw_only=True)

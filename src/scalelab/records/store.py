@@ -15,6 +15,7 @@ two runs never share one; `running.json`, created atomically, keeps two processe
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -173,7 +174,7 @@ class RunStore:
             write_json(self.path / "environment.json", to_builtins(environment))
 
     def has_result(self, trial_name: str) -> bool:
-        return (self.trial_directory(trial_name) / "result.json").is_file()
+        return os.path.isfile(f"{self.path}/trials/{trial_name}/result.json")  # noqa: PTH113 - a fifth of the time
 
     def save_result(self, result: TrialResult) -> None:
         """Write the samples, then `result.json`; after that the trial is complete."""

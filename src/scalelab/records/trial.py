@@ -347,12 +347,11 @@ class TrialResult:
 
     @cached_property
     def _step_seconds(self) -> dict[StepKind, dict[int, float]]:
-        by_kind: dict[StepKind, dict[int, list[float]]] = {}
-        for sample in self.samples:
-            by_kind.setdefault(sample.kind, {}).setdefault(sample.step, []).append(sample.step_seconds)
+        by_kind: dict[StepKind, dict[int, list[float]]] = {kind: {} for kind in StepKind}
+        for _, step, kind, _, seconds, *_ in self.samples:
+            by_kind[kind].setdefault(step, []).append(seconds)
         num = self.trial.num_processes
-        complete = {kind: {s: t for s, t in sorted(steps.items()) if len(t) == num} for kind, steps in by_kind.items()}
-        return {kind: {step: max(times) for step, times in steps.items()} for kind, steps in complete.items()}
+        return {k: {s: max(t) for s, t in sorted(steps.items()) if len(t) == num} for k, steps in by_kind.items()}
 
     def losses(self) -> dict[int, float]:
         """The loss of each step, by step number: the mean over ranks; comm-free steps do not count as training."""
@@ -362,9 +361,10 @@ class TrialResult:
                 by_step.setdefault(sample.step, []).append(sample.loss)
         return {step: sum(values) / len(values) for step, values in sorted(by_step.items())}
 
+    @cached_property
     def first_non_finite_loss(self) -> StepSample | None:
         """The first sample whose loss is NaN or infinite, if any; a step that a GradScaler skipped may have one."""
-        bad = [sample for sample in self.samples if not math.isfinite(sample.loss or 0.0)]
+        bad = [sample for sample in self.samples if sample.loss is not None and not math.isfinite(sample.loss)]
         counted = (sample for sample in bad if sample.kind not in (StepKind.COMM_FREE, StepKind.SETTLE))
         return min(counted, key=lambda sample: (sample.step, sample.rank), default=None)
 

@@ -94,8 +94,9 @@ OUTLIVED = CautionKind("outlived", "processes outlived the ranks that started th
 
 def warn_of_ended(store: RunStore) -> Iterator[Caution]:
     """What ranks had left running when their trial was over."""
-    files = [ended_file(store.trial_directory(name)) for name in store.record.trials]
-    there = [file for file in files if os.path.exists(file)]  # noqa: PTH110 - three times as fast, of each trial
+    mark = ended_file(Path()).name
+    files = [f"{store.path}/trials/{name}/{mark}" for name in store.record.trials]
+    there = [Path(file) for file in files if os.path.exists(file)]  # noqa: PTH110 - a fifth of the time, of each trial
     names = [str(name) for file in there for name in read_json(file).get("processes", ())]
     if names:
         listed = ", ".join(dict.fromkeys(names))

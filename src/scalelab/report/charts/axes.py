@@ -98,8 +98,9 @@ def convert_rows(
     chosen, scales = unit_rows if unit_rows is not None else rows, list(scaled_as)
     units = {axis.field: choose_axis_unit(axis, chosen, scales) for axis in axes}
     values = [_convert_row(row, units) for row in rows]
+    shown = values if unit_rows is None else [_convert_row(row, units) for row in chosen]
     for axis in axes:
-        if _labels_alone(axis, *_find_reach(axis, [_convert_row(row, units) for row in chosen])):
+        if _labels_alone(axis, *_find_reach(axis, shown)):
             for row, made in zip(rows, values, strict=True):
                 made |= _write_alone(axis, row)
     return name_axes(Plotted(values=values, titles={}, units=units), axes, values)

@@ -21,7 +21,6 @@ from scalelab.analysis.speedup import (
     communication_by_ablation,
     communication_by_subtraction,
     estimate_scaled_speedup,
-    estimate_speedup,
     fit_amdahl,
     fit_gustafson,
     fit_usl,
@@ -138,9 +137,15 @@ class ScalingAnswer:
         """Work per second over that of the base; under weak scaling the work grows with the ranks."""
         if base is None or arm is base or not arm.is_measured:
             return None
-        if self.is_strong and self.has_planned_work:
-            return estimate_speedup(base.clean, arm.clean)
-        return estimate_scaled_speedup(base.clean, arm.clean, arm.step_samples / base.step_samples)
+        pair = (arm.configuration, base.configuration)
+        if pair not in self._compared:
+            work = 1.0 if self.is_strong and self.has_planned_work else arm.step_samples / base.step_samples
+            self._compared[pair] = estimate_scaled_speedup(base.clean, arm.clean, work)
+        return self._compared[pair]
+
+    @cached_property
+    def _compared(self) -> dict[tuple[str, str], Estimate]:
+        return {}
 
     @cached_property
     def has_planned_work(self) -> bool:

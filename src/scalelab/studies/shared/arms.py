@@ -13,7 +13,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import group_fetches
 from scalelab.analysis.link import group_transfers
 from scalelab.analysis.quality import Warmup, find_warmup
-from scalelab.analysis.stats import Rounds, estimate_median
+from scalelab.analysis.stats import Launches, Rounds, estimate_median
 from scalelab.records.observations import ScriptReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
@@ -67,7 +67,7 @@ class Arm:
     def step(self) -> Estimate:
         return estimate_median(self.clean)
 
-    @property
+    @cached_property
     def step_samples(self) -> int:
         """Samples per step over all ranks."""
         return next((count_step_samples(result) for result in self.completed), self.trial.global_batch)
@@ -182,7 +182,7 @@ def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dic
     arms = {name: _make_arm(found, last_round, forced_warmup) for name, found in grouped.items()}
     shared = share_warmup([arm.warmup for arm in arms.values() if arm.is_measured])
     return {
-        name: replace(arm, clean=[steps[shared:] for steps in arm.clean], num_dropped=shared)
+        name: replace(arm, clean=Launches(list(steps[shared:]) for steps in arm.clean), num_dropped=shared)
         for name, arm in arms.items()
     }
 
@@ -233,7 +233,7 @@ def share_warmup(found: Sequence[Warmup]) -> int:
 def _make_arm(results: list[TrialResult], last_round: int, forced_warmup: int | None) -> Arm:
     by_round = {result.trial.round: result for result in results}
     clean: list[list[float]] = [[] for _ in range(last_round)]
-    comm_free: list[list[float]] = [[] for _ in range(last_round)]
+    comm_free = Launches([] for _ in range(last_round))
     free: list[list[float]] = [[] for _ in range(last_round)]
     for number, result in by_round.items():
         if result.status is Status.COMPLETED:

@@ -117,7 +117,8 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
     """Ranks whose losses are equal to the last bit in every step, unless they compute one loss over all samples."""
-    for result in arm.completed if not any(one.num_sharing > 1 for one in arm.scripts) else ():
+    is_told_apart = arm.trial.num_processes > 1 and not any(one.num_sharing > 1 for one in arm.scripts)
+    for result in arm.completed if is_told_apart else ():
         by_rank: dict[int, list[float | None]] = {}
         for sample in (one for one in result.samples if one.kind is not StepKind.FREE):  # whose loss is not read
             by_rank.setdefault(sample.rank, []).append(sample.loss)
@@ -210,7 +211,7 @@ def name_failure(label: str, results: Sequence[TrialResult], *, is_measured: boo
 
 def _name_non_finite(arm: Arm) -> Iterator[Caution]:
     for result in arm.results:
-        bad = result.first_non_finite_loss()
+        bad = result.first_non_finite_loss
         if bad is not None:
             yield NON_FINITE(
                 arm.label,

@@ -58,7 +58,7 @@ def find_first_difference(left: Losses, right: Losses) -> int | None:
 
 def is_non_finite(arm: Arm) -> bool:
     """Whether any loss of any round is NaN or infinite."""
-    return any(result.first_non_finite_loss() is not None for result in arm.results)
+    return any(result.first_non_finite_loss is not None for result in arm.results)
 
 
 MOST_POINTS = 400

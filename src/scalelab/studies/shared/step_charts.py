@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,18 @@ MOST_LAUNCHES = 120
 MOST_JUDGED = 2000
 """Steps of a launch that a trend is looked for in: all pairs of them are compared."""
 Made = dict[str, Any]
+
+
+class Point(NamedTuple):
+    """A step as a chart draws it."""
+
+    place: int
+    seconds: float
+    launch: int
+    step: int
+    series: str
+
+
 T = TypeVar("T")
 
 
@@ -172,7 +184,7 @@ def plot_series(study: Study, arms: Sequence[Arm]) -> Iterator[Chart]:
 def plot_arm(arm: Arm, label: str, most: int) -> Chart:
     """One configuration: its steps, those of the warm-up and outliers marked, medians of launches, a trend."""
     outliers = {(one.round, one.step) for one in find_outliers(arm.clean)}
-    points: list[Made] = []
+    points: list[Point] = []
     medians: list[list[Made]] = []
     for result in sorted(arm.completed, key=lambda result: result.trial.round):
         number, first = result.trial.round, len(points)
@@ -180,7 +192,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         for step, seconds in enumerate(times):
             is_outlier = (number - 1, step - arm.num_dropped) in outliers
             kind = WARM_UP if step < arm.num_dropped else OUTLIER if is_outlier else STEP
-            points.append({"place": len(points), "seconds": seconds, "launch": number, "step": step, "series": kind})
+            points.append(Point(len(points), seconds, number, step, kind))
         medians.append(mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1))
     kept = thin_marked(points, most)
     trend, words = find_trend(arm, len(points))
@@ -193,7 +205,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         said.append(f"Medians of {MOST_LAUNCHES} of {len(medians)} launches are drawn.")
     return plot_steps(
         title=f"Steps of {label}",
-        points=[point | {"key": arm.label} for point in kept],
+        points=[point._asdict() | {"key": arm.label} for point in kept],
         medians=[end for ends in thin(medians, MOST_LAUNCHES) for end in ends],
         trend=trend,
         caption=join_words(*said),
@@ -239,10 +251,10 @@ def thin(points: Sequence[T], most: int) -> list[T]:
     return [points[place] for place in places]
 
 
-def thin_marked(points: Sequence[Made], most: int) -> list[Made]:
+def thin_marked(points: Sequence[Point], most: int) -> list[Point]:
     """The same, but what is marked has half of the room to itself."""
     if len(points) <= most:
         return list(points)
-    marked = thin([point for point in points if point["series"] != STEP], most // 2)
-    plain = thin([point for point in points if point["series"] == STEP], most - len(marked))
-    return sorted([*marked, *plain], key=lambda point: int(point["place"]))
+    marked = thin([point for point in points if point.series != STEP], most // 2)
+    plain = thin([point for point in points if point.series == STEP], most - len(marked))
+    return sorted([*marked, *plain])

@@ -134,7 +134,7 @@ def make_sweep_table(
 
 def find_marks(arm: Arm) -> str:
     marks = OVERSUBSCRIBED if arm.trial.is_oversubscribed else ""
-    if any(result.first_non_finite_loss() for result in arm.results):
+    if any(result.first_non_finite_loss for result in arm.results):
         marks += NOT_FINITE
     return marks
 
