@@ -15,6 +15,7 @@ from scalelab.units import (
     GROUP_SEPARATOR,
     UNKNOWN,
     Quantity,
+    Unit,
     choose_unit,
     format_bytes,
     format_count,
@@ -272,3 +273,14 @@ def test_an_interval_wider_than_its_number_says_its_ends() -> None:
     assert format_known("seconds", Estimate(value=-0.4, low=-1.9, high=-0.01)) == "unknown"
     assert format_known("ratio", Estimate(value=4.0, low=3.5, high=4.5)) == "4.0 ± 0.5"
     assert format_known("ratio", Estimate(value=4.0)) == "4.00"
+
+
+def test_a_lopsided_interval_that_is_wider_than_its_number_is_printed_by_its_ends() -> None:
+    wide = Estimate(value=0.002, low=0.001, high=7.704)
+    assert format_estimate(wide, Unit(symbol="ms", factor=1e-3)) == "1 to 7704"
+    assert format_quantity("seconds", wide) == "1 to 7704 ms"
+
+
+def test_a_wide_interval_that_is_even_keeps_its_sign() -> None:
+    assert format_estimate(Estimate(value=0.1, low=-0.4, high=0.6), Unit(decimals=1)) == "0.1 ± 0.5"
+    assert format_estimate(Estimate(value=2.0, low=1.9, high=2.5), Unit(decimals=1)) == "2.0 ± 0.5"

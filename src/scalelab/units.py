@@ -45,17 +45,12 @@ MAX_DECIMALS = 12
 
 
 class Measured(Protocol):
-    """A value with a half-width, such as `scalelab.analysis.estimate.Estimate`."""
+    """A value with its interval, such as `scalelab.analysis.estimate.Estimate`."""
 
     @property
     def value(self) -> float: ...
     @property
     def half_width(self) -> float | None: ...
-
-
-class Bounded(Measured, Protocol):
-    """A value with the ends of its interval."""
-
     @property
     def low(self) -> float | None: ...
     @property
@@ -199,15 +194,32 @@ def _format_number(number: float, decimals: int) -> str:
     return "−" + digits if is_negative else digits
 
 
+LOPSIDED = 2.0
+"""An interval that is wider than the number and reaches this many times as far to one side has no useful ±."""
+
+
 def format_estimate(estimate: Measured | None, unit: Unit) -> str:
-    """A value with its interval, "413.0 ± 2.0", or the value alone where there is no interval."""
+    """A value with its interval, "413.0 ± 2.0", or the value alone where there is no interval.
+
+    The ends of an interval that is wider than the number and lopsided: "1 to 7704", where ± would be "2 ± 7702".
+    """
     if estimate is None:
         return UNKNOWN
+    if not is_known(estimate) and _is_lopsided(estimate):
+        return " to ".join(format_value(end, unit) for end in (estimate.low, estimate.high))
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
         return format_value(estimate.value, unit)
     width = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
     return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, width)) + unit.suffix
+
+
+def _is_lopsided(estimate: Measured) -> bool:
+    low, high = estimate.low, estimate.high
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return False
+    arms = sorted((estimate.value - low, high - estimate.value))
+    return arms[1] > LOPSIDED * arms[0] >= 0
 
 
 def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
@@ -225,7 +237,7 @@ def is_known(estimate: Measured) -> bool:
     return estimate.half_width is None or estimate.half_width <= abs(estimate.value)
 
 
-def format_known(quantity: Quantity, estimate: Bounded) -> str:
+def format_known(quantity: Quantity, estimate: Measured) -> str:
     """An estimate for a sentence; where its interval is wider than the number, its ends: "20 ms to 90 ms".
 
     From an interval that reaches 0 only "at most 90 ms" follows; "unknown" stands where nothing does.
@@ -240,13 +252,13 @@ def format_known(quantity: Quantity, estimate: Bounded) -> str:
     return f"at most {highest}" if low <= 0 else f"{format_quantity(quantity, low)} to {highest}"
 
 
-def format_times(ratio: float | Bounded) -> str:
+def format_times(ratio: float | Measured) -> str:
     """A ratio before "as long" or "the memory map": "1.92 ± 0.02 times", or "an unknown number of times"."""
     said = format_quantity("ratio", ratio) if isinstance(ratio, int | float) else format_known("ratio", ratio)
     return "an unknown number of times" if said == "unknown" else f"{said} times"
 
 
-def format_interval(quantity: Quantity, estimate: Bounded) -> str:
+def format_interval(quantity: Quantity, estimate: Measured) -> str:
     """An estimate for a sentence about the ends of its interval: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:
         return format_quantity(quantity, estimate)

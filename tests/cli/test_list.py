@@ -82,6 +82,20 @@ def test_prune_deletes_only_runs_in_which_every_trial_failed(
     assert find_runs(tmp_path) == [good.path]
 
 
+def test_prune_knows_what_was_interrupted_and_deletes_it_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, stopped = make_run(tmp_path), make_run(tmp_path)
+    (stopped.trial_directory(stopped.record.trials[-1]) / "result.json").unlink()
+    num = len(stopped.record.trials)
+    listed = answer(capsys, "prune", "--runs-dir", str(tmp_path))[1].splitlines()
+    assert listed[0] == f"{stopped.name}  interrupted after {num - 1} of {num} trials"
+    answer(capsys, "prune", "--failed", "--runs-dir", str(tmp_path))
+    assert find_runs(tmp_path) == [good.path, stopped.path]
+    answer(capsys, "prune", "--interrupted", "--runs-dir", str(tmp_path))
+    assert find_runs(tmp_path) == [good.path]
+
+
 def test_a_name_that_is_no_part_of_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--name 'a/b' must be letters"):
         make_run(tmp_path, "a/b")

@@ -36,7 +36,10 @@ VERBS = {
     "quantize": ("scalelab.cli.run", "Accuracy, size and speed of a trained model in int8 (short for run quantize)."),
     "list": ("scalelab.cli.list_runs", "List the runs, newest last."),
     "rm": ("scalelab.cli.list_runs", "Delete runs."),
-    "prune": ("scalelab.cli.list_runs", "List the runs in which every trial failed; --failed deletes them."),
+    "prune": (
+        "scalelab.cli.list_runs",
+        "List the runs in which every trial failed, and interrupted ones; flags delete them.",
+    ),
     "show": ("scalelab.cli.report", "Print the answer of a run again, in any format."),
     "report": ("scalelab.cli.report", "Write a report to share: HTML, PDF, Markdown with pictures, a bundle."),
     "compare": ("scalelab.cli.compare", "Compare two runs: faster, slower, no difference or unresolved."),

@@ -45,10 +45,12 @@ class Remove:
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """List the runs in which every trial failed; --failed deletes them."""
+    """List the runs in which every trial failed, and interrupted ones; flags delete them."""
 
     failed: bool = False
-    """Delete them."""
+    """Delete the runs in which every trial failed."""
+    interrupted: bool = False
+    """Delete the runs that were stopped before their last trial, which resume would continue."""
     runs_dir: RunsDir = RUNS_DIR
 
 
@@ -90,14 +92,26 @@ def remove(wanted: Remove) -> int:
 
 
 def prune(wanted: Prune) -> int:
-    found = [RunStore.open(path) for path in find_runs(wanted.runs_dir) if has_failed(path)]
-    if wanted.failed:
-        delete(found)
-    elif found:
-        print("\n".join(clean_text(store.name) for store in found))  # noqa: T201
-        print("\nIn these runs every trial failed  ·  scalelab prune --failed deletes them")  # noqa: T201
-    if not found:
-        print(f"No run in {wanted.runs_dir} failed altogether")  # noqa: T201
+    paths = find_runs(wanted.runs_dir)
+    failed = [path for path in paths if has_failed(path)]
+    lines = {path: describe_run(path) for path in paths if path not in failed}
+    stopped = {path: line for path, line in lines.items() if line.phase == "interrupted"}
+    if wanted.failed or wanted.interrupted:
+        chosen = [*(failed if wanted.failed else ()), *(stopped if wanted.interrupted else ())]
+        delete(RunStore.open(path) for path in chosen)
+        if not chosen:
+            print(f"No run in {wanted.runs_dir} to delete")  # noqa: T201
+        return 0
+    for path in failed:
+        print(f"{clean_text(path.name)}  every trial failed")  # noqa: T201
+    for path, line in stopped.items():
+        print(f"{clean_text(path.name)}  interrupted after {line.num_done} of {line.num_trials} trials")  # noqa: T201
+    if failed:
+        print("\nscalelab prune --failed deletes the runs in which every trial failed")  # noqa: T201
+    if stopped:
+        print("\nscalelab prune --interrupted deletes what scalelab resume RUN would continue")  # noqa: T201
+    if not (failed or stopped):
+        print(f"No run in {wanted.runs_dir} failed altogether or was interrupted")  # noqa: T201
     return 0
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.environment import Gpu
+from scalelab.records.launchers import LauncherName
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.catalogue import OLD_NAMES, STUDIES, load_kind, load_study
@@ -91,6 +92,15 @@ def test_ranks_that_must_share_cores_are_flagged(monkeypatch: pytest.MonkeyPatch
     set_machine(monkeypatch, 2)
     flags = {trial.configuration: trial.is_oversubscribed for trial in make_strong().plan()}
     assert flags == {"single-1": False, "control": False, "ddp-1": False, "ddp-2": False, "ddp-4": True}
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "ray", "k8s"])
+def test_ranks_on_nodes_that_are_not_known_yet_are_not_said_to_share_cores(
+    monkeypatch: pytest.MonkeyPatch, launcher: LauncherName
+) -> None:
+    set_machine(monkeypatch, 2)
+    job = Job(workload="mlp", device="cpu", launcher=launcher)
+    assert not any(trial.is_oversubscribed for trial in make_strong(job=job).plan())
 
 
 def test_with_gpus_every_rank_needs_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,9 +206,10 @@ def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
     if brief.failures:
         head += [StyledLine(), StyledLine("Failed", "bold red"), *_set_failures(brief.failures, width)]
     tail = _set_list("Summary", [line for one in brief.findings for line in _set_text(one.text, width, INDENT)], "bold")
-    tail += _set_list("Warnings", [_set_warning(one, width) for one in brief.warnings], "bold yellow")
-    room = MOST_LINES - len(head) - len(tail) - 2
+    num_more = len(brief.warnings) + 2 if brief.warnings else 0
+    room = MOST_LINES - len(head) - len(tail) - num_more - 2
     body, more = _set_main_table(brief.table, width, room) if brief.table else ([], "")
+    tail += _set_list("Warnings", _set_warnings(brief.warnings, width, room - len(body)), "bold yellow")
     left_out = ", ".join(words for words in (more, brief.left_out) if words)
     yield from (*head, *body, *tail)
     if left_out:
@@ -226,6 +227,19 @@ def _set_failures(failures: Sequence[Caution], width: int) -> list[StyledLine]:
     if first[0].text.endswith("…"):
         first = list(_set_text(failures[0].message, width, INDENT))
     return [*first, *(_set_warning(one, width) for one in failures[1:])]
+
+
+def _set_warnings(warnings: Sequence[Caution], width: int, room: int) -> list[StyledLine]:
+    """One line each; a message that would be cut is printed whole as long as the screen has lines to spare."""
+    lines: list[StyledLine] = []
+    for caution in warnings:
+        set_lines = [_set_warning(caution, width)]
+        whole = list(_set_text(caution.message, width, INDENT))
+        if set_lines[0].text.endswith("…") and len(whole) - 1 <= room:
+            room -= len(whole) - 1
+            set_lines = whole
+        lines += set_lines
+    return lines
 
 
 def _set_warning(caution: Caution, width: int) -> StyledLine:

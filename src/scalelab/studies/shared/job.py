@@ -20,7 +20,7 @@ from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, f
 from scalelab.launch.ranks.namespaces import UNSHAPED, parse_link
 from scalelab.records.devices import DeviceChoice, find_kind
 from scalelab.records.environment import count_cores, find_gpus, installed_version
-from scalelab.records.launchers import LAUNCHERS, LauncherName, list_on_nodes
+from scalelab.records.launchers import LAUNCHERS, STARTERS, LauncherName, list_on_nodes
 from scalelab.records.settings import Bind, Dtype, Optimization, Perturbation, Spreading, StepShape
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Script, StepPlan
@@ -157,6 +157,13 @@ class Job:
     def is_elsewhere(self) -> bool:
         """Whether it runs on the nodes of a batch system, which may differ from this machine."""
         return LAUNCHERS[self.launcher].batch is not None
+
+    @property
+    def has_unknown_nodes(self) -> bool:
+        """Whether the machines of the ranks are not known yet: those of a job to submit, or that a cluster chooses."""
+        record = LAUNCHERS[self.launcher]
+        is_chosen = bool(record.manifests) or any(STARTERS[name].finds_nodes for name in record.starters)
+        return (self.is_elsewhere or is_chosen) and self._find_allocation() is None
 
     def count_on_node(self, num_ranks: int) -> int:
         """How many of these ranks share one machine."""

@@ -172,10 +172,13 @@ def plan_task(job: Job, sampling: Sampling, configuration: Configuration) -> Mea
 
 
 def share_cores(job: Job, num_ranks: int, most_ranks: int) -> dict[str, Any]:
-    """The cores of each rank, the same in every trial, and whether these ranks have to share them."""
+    """The cores of each rank, the same in every trial, and whether these ranks have to share them.
+
+    Of nodes that are not known yet the latter cannot be said: ranks report where they are, and a caution names sharing.
+    """
     num_cores = job.count_node_cores()
     threads = job.threads_per_rank or default_threads_per_rank(job.count_on_node(most_ranks), num_cores)
-    is_shared = is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores)
+    is_shared = not job.has_unknown_nodes and is_oversubscribed(job.count_on_node(num_ranks), threads, num_cores)
     return {"threads_per_rank": threads, "is_oversubscribed": is_shared}
 
 
