@@ -20,7 +20,7 @@ import pytest
 from scalelab.errors import LaunchFailed
 from scalelab.launch.agreement import step_log
 from scalelab.launch.ray import list_bundles, number_ranks
-from scalelab.launch.ray_copies import Copy, Piece, pack_trial, relocate, write_piece
+from scalelab.launch.ray_copies import Copy, FilePart, pack_trial, relocate, write_piece
 from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.records.schema import write_trial
 from scalelab.records.tasks import Measure
@@ -86,10 +86,10 @@ def test_a_node_gets_the_files_of_a_trial_and_hands_back_what_is_new(tmp_path: P
         assert json.loads((copy.directory / "trial.json").read_text())["workload"] == f"{copy.working}/model.py:build"
         write_files(copy.directory, rank1_csv="rank,step\n0,1\n", trace__rank1_json="{}", scratch__set_bin="much")
         pieces = copy.collect(is_last=False)
-        assert pieces == [Piece("rank1.csv", 0, b"rank,step\n0,1\n")]
+        assert pieces == [FilePart("rank1.csv", 0, b"rank,step\n0,1\n")]
         write_files(copy.directory, rank1_csv="rank,step\n0,1\n0,2\n")
         pieces += copy.collect(is_last=True)
-        assert pieces[1:] == [Piece("rank1.csv", 14, b"0,2\n"), Piece("trace/rank1.json", 0, b"{}")]
+        assert pieces[1:] == [FilePart("rank1.csv", 14, b"0,2\n"), FilePart("trace/rank1.json", 0, b"{}")]
         assert copy.collect(is_last=True) == []
         for piece in pieces:
             write_piece(directory, piece)

@@ -45,7 +45,6 @@ from scalelab.analysis.wander import find_common_memory, find_memory, find_widen
 
 Rounds = Sequence[Sequence[float]]
 """Positive numbers, one sequence per round, in the order in which the rounds ran."""
-
 Floats = NDArray[np.float64]
 
 
@@ -54,10 +53,7 @@ class Launches(list[list[float]]):
 
     @cached_property
     def medians(self) -> Floats:
-        """Of each round; NaN for one that gave nothing."""
-        found = find_medians(iter(self))
-        found.flags.writeable = False
-        return found
+        return find_medians(iter(self))
 
 
 FEW_ROUNDS = 50
@@ -101,7 +97,6 @@ def pair_medians(configurations: Sequence[Rounds]) -> Floats:
 
 CONFIDENCE = 0.95
 """What an interval promises, everywhere in this package."""
-
 TAIL = (1 - CONFIDENCE) / 2
 
 FEWEST_FOR_SIGNED_RANK = 6

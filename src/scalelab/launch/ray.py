@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import LaunchFailed
-from scalelab.launch.ray_copies import MEETING, Copy, Packed, Piece, pack_trial, write_piece
+from scalelab.launch.ray_copies import MEETING, Copy, FilePart, Packed, pack_trial, write_piece
 from scalelab.launch.starters import HANDED_ON, RankSpread, StepCommand
 
 MODULE = "scalelab.launch.ray"
@@ -87,7 +87,7 @@ class RankActor:
         """Work on a copy from now on."""
         self.copy = Copy(packed)
 
-    def collect(self, *, is_last: bool) -> list[Piece]:
+    def collect(self, *, is_last: bool) -> list[FilePart]:
         """What the rank has written since the last call."""
         return self.copy.collect(is_last=is_last) if self.copy is not None else []
 

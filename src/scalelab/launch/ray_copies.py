@@ -33,7 +33,7 @@ GROWING = (".csv", ".log", ".jsonl")
 MEETING = "rendezvous-*.json"
 
 
-class Piece(NamedTuple):
+class FilePart(NamedTuple):
     """What is new of a file."""
 
     name: str
@@ -106,13 +106,13 @@ class Copy:
         self._known: dict[str, tuple[int, int]] = {}
         self.collect(is_last=True)  # what was sent is not sent back
 
-    def collect(self, *, is_last: bool) -> list[Piece]:
+    def collect(self, *, is_last: bool) -> list[FilePart]:
         """What is new since the last call; what lies in directories of the trial only if it is the last."""
         scratch = scratch_directory(self.directory)
         files = _walk(self.directory, self.directory) if is_last else _list_files(self.directory)
         return [piece for file in files if not file.is_relative_to(scratch) for piece in self._read_new(file)]
 
-    def _read_new(self, file: Path) -> Iterator[Piece]:
+    def _read_new(self, file: Path) -> Iterator[FilePart]:
         name = str(file.relative_to(self.directory))
         size, changed = self._known.get(name, (0, 0))
         with contextlib.suppress(FileNotFoundError), file.open("rb") as stream:
@@ -122,7 +122,7 @@ class Copy:
                 stream.seek(offset)
                 content = stream.read()
                 self._known[name] = (offset + len(content), found.st_mtime_ns)
-                yield Piece(name, offset, content)
+                yield FilePart(name, offset, content)
 
     def put(self, name: str, content: bytes) -> None:
         """A file that another rank has written."""
@@ -151,7 +151,7 @@ def relocate(value: Any, moved: Mapping[str, str]) -> Any:
     return value
 
 
-def write_piece(directory: Path, piece: Piece) -> None:
+def write_piece(directory: Path, piece: FilePart) -> None:
     """Put what a node handed back where the launcher reads it."""
     file = directory / piece.name
     file.parent.mkdir(parents=True, exist_ok=True)

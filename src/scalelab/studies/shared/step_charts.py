@@ -48,7 +48,7 @@ MOST_JUDGED = 2000
 Made = dict[str, Any]
 
 
-class Point(NamedTuple):
+class DrawnStep(NamedTuple):
     """A step as a chart draws it."""
 
     place: int
@@ -184,7 +184,7 @@ def plot_series(study: Study, arms: Sequence[Arm]) -> Iterator[Chart]:
 def plot_arm(arm: Arm, label: str, most: int) -> Chart:
     """One configuration: its steps, those of the warm-up and outliers marked, medians of launches, a trend."""
     outliers = {(one.round, one.step) for one in find_outliers(arm.clean)}
-    points: list[Point] = []
+    points: list[DrawnStep] = []
     medians: list[list[Made]] = []
     for result in sorted(arm.completed, key=lambda result: result.trial.round):
         number, first = result.trial.round, len(points)
@@ -192,7 +192,7 @@ def plot_arm(arm: Arm, label: str, most: int) -> Chart:
         for step, seconds in enumerate(times):
             is_outlier = (number - 1, step - arm.num_dropped) in outliers
             kind = WARM_UP if step < arm.num_dropped else OUTLIER if is_outlier else STEP
-            points.append(Point(len(points), seconds, number, step, kind))
+            points.append(DrawnStep(len(points), seconds, number, step, kind))
         medians.append(mark_median(times[arm.num_dropped :], number, first + arm.num_dropped, len(points) - 1))
     kept = thin_marked(points, most)
     trend, words = find_trend(arm, len(points))
@@ -251,7 +251,7 @@ def thin(points: Sequence[T], most: int) -> list[T]:
     return [points[place] for place in places]
 
 
-def thin_marked(points: Sequence[Point], most: int) -> list[Point]:
+def thin_marked(points: Sequence[DrawnStep], most: int) -> list[DrawnStep]:
     """The same, but what is marked has half of the room to itself."""
     if len(points) <= most:
         return list(points)
