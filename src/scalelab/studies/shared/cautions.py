@@ -117,13 +117,12 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
     """Ranks whose losses are equal to the last bit in every step, unless they compute one loss over all samples."""
-    is_told_apart = arm.trial.num_processes > 1 and not any(one.num_sharing > 1 for one in arm.scripts)
-    for result in arm.completed if is_told_apart else ():
+    is_shared = arm.trial.num_processes == 1 or any(one.num_sharing > 1 for one in arm.scripts)
+    for result in () if is_shared else arm.completed:
         by_rank: dict[int, list[float | None]] = {}
         for sample in (one for one in result.samples if one.kind is not StepKind.FREE):  # whose loss is not read
             by_rank.setdefault(sample.rank, []).append(sample.loss)
-        first = by_rank.get(0, [])
-        if len(by_rank) < 2 or len(set(first)) < FEWEST_LOSSES or None in first:
+        if len(by_rank) < 2 or len(set(first := by_rank.get(0, []))) < FEWEST_LOSSES or None in first:
             continue
         place = arm.trial.mesh.find_data_rank
         marks = {one.rank: one.script.input_mark for one in result.ranks if one.script}
