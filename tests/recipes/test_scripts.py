@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from scalelab.cli import reproduce as command
+from scalelab.cli.report import fill_bundle
 from scalelab.errors import UsageError
 from scalelab.export.bundle import write_bundle
 from scalelab.launch.local import LocalLauncher
@@ -29,6 +30,7 @@ from scalelab.records.settings import StepShape, TrainingRun
 from scalelab.records.store import RunStore
 from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
+from scalelab.report.document import Document
 from scalelab.runs.experiment import start_run
 from tests.launch.programs import find_mpiexec
 from tests.worker.trials import launch, make_trial
@@ -458,6 +460,21 @@ def test_a_bundle_of_a_recipe_holds_its_code(tmp_path: Path) -> None:
     assert "`scripts`: the code of the scaling assignment" in (tmp_path / "one" / "README.md").read_text()
     write_bundle(tmp_path / "two", stores, ["report.pdf"])
     assert (tmp_path / "two" / "scripts" / "quantization" / "HW5_PartB.ipynb").is_file()
+
+
+def test_a_bundle_holds_the_notebook_with_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reproduce = Reproduce(recipe="quantization", only=("Q5",), device="cpu")
+    store = start_run(reproduce, tmp_path / "runs", ["scalelab", "reproduce", "quantization"])
+    executed: list[Path] = []
+
+    def execute(file: Path) -> str:
+        executed.append(file)
+        return ""
+
+    monkeypatch.setattr(command, "execute_notebook", execute)
+    fill_bundle(tmp_path / "bundle", Document(title="Quantization"), [store])
+    assert executed == [tmp_path / "bundle" / "scripts" / "HW5_PartB.ipynb"]
+    assert executed[0].is_file()
 
 
 def test_memory_analysis_prints_the_published_block_where_there_is_a_gpu(

@@ -126,9 +126,12 @@ def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:
     """The raw data and the script, with the HTML and PDF reports."""
+    from scalelab.cli.reproduce import fill_notebook
     from scalelab.export.bundle import write_bundle
 
     write_bundle(directory, stores, ["report.html", "report.pdf"])
+    for notebook in sorted((directory / "scripts").rglob("*.ipynb")):
+        fill_notebook(notebook)
     runs = [path for store in stores for path in store.paths]
     write_target(directory / "report.html", make_page(document, runs), "--bundle")
     write_target(directory / "report.pdf", make_pdf(document, runs), "--bundle")

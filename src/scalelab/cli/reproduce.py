@@ -89,9 +89,14 @@ def print_scripts(recipe: str, directory: Path) -> None:
     for file in write_scripts(recipe, directory):
         print(file)  # noqa: T201
         if file.suffix == ".ipynb":
-            print(f"Executing {file.name}", file=sys.stderr)  # noqa: T201
-            if obstacle := execute_notebook(file):
-                print(obstacle, file=sys.stderr)  # noqa: T201
+            fill_notebook(file)
+
+
+def fill_notebook(file: Path) -> None:
+    """Execute a notebook, so that it has its outputs; where that is impossible, print why."""
+    print(f"Executing {file.name}", file=sys.stderr)  # noqa: T201
+    if obstacle := execute_notebook(file):
+        print(obstacle, file=sys.stderr)  # noqa: T201
 
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:

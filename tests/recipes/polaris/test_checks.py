@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scalelab.launch.ranks.placement import format_mask
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.published import (
     count_sample_bytes,
@@ -85,5 +86,11 @@ def test_a_remainder_is_no_local_rank_where_nodes_are_uneven() -> None:
     assert list(find_checks("P2").values()) == [False]
 
 
-def test_published_masks_are_two_cores_each() -> None:
-    assert [mask.bit_count() for mask in published.MASKS] == [2, 2, 2, 2]
+def test_published_masks_name_the_published_cores() -> None:
+    """As the report lists them: cores 0-1, 8-9, 16-17 and 24-25."""
+    assert published.MASKS == (0x3, 0x300, 0x30000, 0x3000000)
+    cores = [[core for core in range(64) if mask >> core & 1] for mask in published.MASKS]
+    assert cores == [[0, 1], [8, 9], [16, 17], [24, 25]]
+    assert [format_mask(own) for own in cores] == [
+        published.PRINTED["P2"][f"mask_{rank}"].text for rank in range(4)
+    ]
