@@ -18,7 +18,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.gpt2.one_device import VIEWER, make_g1
 from scalelab.recipes.recipe import QUESTIONS, Question, Size, list_scripts, read_published
-from scalelab.recipes.report import OTHER_MACHINE, ROW
+from scalelab.recipes.report import OTHER_SETUP, ROW
 from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce, conclude_part
 from scalelab.records.environment import Gpu
 from scalelab.records.observations import MemoryReport
@@ -185,7 +185,7 @@ def test_main_numbers_are_data_beside_the_published_ones(documents: dict[str, Do
     assert link.values["ours"].value == pytest.approx(5.0)
     assert link.values["published"] == 97
     (one,) = select(documents["polaris"].findings, ROW, "P1")
-    assert one.values["verdict"] == OTHER_MACHINE
+    assert one.values["verdict"] == OTHER_SETUP
     (rows,) = select(documents["scaling"].findings, "reproduction")
     assert (rows.values["rows"], rows.values["ran"]) == (7, 7)
     (checks,) = select(documents["scaling"].findings, "checks")

@@ -18,7 +18,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Main, Row, Size
-from scalelab.recipes.report import AGREES, IMPRECISE, OTHER_MACHINE, ROW, UNRESOLVED, Found, judge_main, merge_cautions
+from scalelab.recipes.report import AGREES, IMPRECISE, OTHER_SETUP, ROW, UNRESOLVED, Found, judge_main, merge_cautions
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.settings import Optimization
 from scalelab.records.store import RunStore, find_runs
@@ -287,7 +287,7 @@ def test_advice_after_a_failure_names_the_trial_of_this_run(tmp_path: Path) -> N
         (None, "small", None),
         (Main("ratio", "speedup", None, 2.0), "small", None),
         (Main("ratio", "speedup", 2.0), "small", None),
-        (Main("seconds", "step", 2.0, 2.0), "small", OTHER_MACHINE),
+        (Main("seconds", "step", 2.0, 2.0), "small", OTHER_SETUP),
         (Main("seconds", "step", 2.0, 2.0), "full", AGREES),
         (Main("count", "bytes", 8, 8, is_ratio=True), "small", AGREES),
         (Main("ratio", "speedup", Estimate(value=1.9, low=1.7, high=2.1), 2.0), "small", AGREES),

@@ -8,12 +8,13 @@ A published figure is text: it keeps the digits and the unit that it was printed
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Domain, Estimate
-from scalelab.analysis.stats import estimate_ratio
+from scalelab.analysis.stats import estimate_location, estimate_ratio, estimate_unpaired_ratio
+from scalelab.answers.train import TrainStudy
 from scalelab.recipes.recipe import Outcome, Outcomes, Size
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Table
@@ -149,13 +150,33 @@ def find_completed(outcome: Outcome | None) -> TrialResult | None:
     return next(found, None)
 
 
-def sum_training(outcome: Outcome | None) -> float | None:
-    """The time of all steps of a training run on its slowest rank, profiled ones included."""
-    result = find_completed(outcome)
-    if result is None:
-        return None
+@dataclass(frozen=True, kw_only=True)
+class RepeatedTraining(TrainStudy):
+    """A training run launched several times, so that its whole time has an interval."""
+
+    launches: int = 3
+
+    def plan(self) -> list[Trial]:
+        return [replace(trial, round=number) for trial in super().plan() for number in range(1, self.launches + 1)]
+
+
+def list_totals(outcome: Outcome | None) -> list[list[float]]:
+    """The time of all steps of a training run on its slowest rank, profiled ones included, launch by launch."""
+    completed = [result for result in outcome.results if result.status is Status.COMPLETED] if outcome else []
     kinds = (StepKind.CLEAN, StepKind.PROFILED)
-    return sum(seconds for kind in kinds for seconds in result.step_seconds(kind).values())
+    return [[sum(seconds for kind in kinds for seconds in one.step_seconds(kind).values())] for one in completed]
+
+
+def sum_training(outcome: Outcome | None) -> Estimate | None:
+    """All steps of a training run, over its launches."""
+    totals = [total for (total,) in list_totals(outcome)]
+    return estimate_location(totals) if totals else None
+
+
+def divide_trainings(numerator: Outcome | None, denominator: Outcome | None) -> Estimate | None:
+    """The whole time of one training run over that of another, whose launches were not interleaved."""
+    above, below = list_totals(numerator), list_totals(denominator)
+    return estimate_unpaired_ratio(above, below) if above and below else None
 
 
 def list_losses(outcome: Outcome | None) -> list[float]:

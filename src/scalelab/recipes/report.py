@@ -50,13 +50,13 @@ MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
 """Configurations that a merged warning names."""
-AGREES, UNRESOLVED, OTHER_MACHINE, IMPRECISE = "agrees", "unresolved", "other machine", "too imprecise"
+AGREES, UNRESOLVED, OTHER_SETUP, IMPRECISE = "agrees", "unresolved", "other setup", "too imprecise"
 WIDEST = 0.25
 """Of a number: with a wider interval, agreement says nothing."""
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
     f"{IMPRECISE}: it is within our interval, but that is wider than ± {format_share(WIDEST)} of our number",
-    f"{OTHER_MACHINE}: absolute numbers of another machine, model size or data set do not compare",
+    f"{OTHER_SETUP}: absolute numbers of another machine, model size or data set do not compare",
 )
 
 
@@ -94,7 +94,7 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     if main is None or main.ours is None or main.published is None:
         return None
     if not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
-        return OTHER_MACHINE
+        return OTHER_SETUP
     ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
     if not is_known(ours):
         return UNRESOLVED
@@ -160,7 +160,7 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
     missing = [one.row.id for one in rows if not one.row.state and not one.num_completed]
     which = f" (not: {', '.join(missing)})" if missing and ran else ""
     verdicts = [judge_main(one.answer.main, size) for one in rows]
-    comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_MACHINE)]
+    comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_SETUP)]
     num_agree, num_wide = comparable.count(AGREES), comparable.count(IMPRECISE)
     wide = f", {num_wide} {'is' if num_wide == 1 else 'are'} too imprecise to tell" if num_wide else ""
     said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree{wide}" if comparable else ""
@@ -223,17 +223,14 @@ def make_section(one: Concluded) -> Section:
 
 
 def describe_setting(one: Concluded) -> Iterator[str]:
-    """What was run: model and size, data, batch, ranks, dtype, steps × launches; nothing for rows that read others."""
-    counted = [
-        (len(result.step_seconds(StepKind.CLEAN)), result.trial)
-        for outcome in one.shown.values()
-        for result in outcome.results
-    ]
+    """What was run: model and size, data, batch, ranks, dtype, steps × launches; of a row that reads another, its."""
+    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in one.results]
     trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
     if trials:
         steps = sorted({num_steps for num_steps, _ in counted} - {0})
         launches = format_count(max(trial.round for trial in trials), "launch")
-        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {launches}"
+        where = f"that of {one.row.reads}, " if one.is_shown_elsewhere else ""
+        yield f"Setting: {where}{describe_trials(trials)} · {join_some(steps)} steps × {launches}"
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

@@ -125,10 +125,10 @@ class Section:
         asked = next((words for words in self.questions if paragraph.startswith(words)), "")
         return asked, paragraph.removeprefix(asked)
 
-    def cut_answer(self, paragraph: str) -> str:
+    def cut_answer(self, paragraph: str, most: int) -> str:
         """A paragraph of a brief report: the whole question, and the first sentences of its answer."""
         asked, rest = self.split_question(paragraph)
-        return asked + cut_text(rest, BRIEF_CHARACTERS - len(asked))
+        return asked + cut_text(rest, most - len(asked))
 
     @property
     def is_empty(self) -> bool:
@@ -176,7 +176,7 @@ class Document:
         """The tables of all sections; the first is the main one."""
         return tuple(table for section in self.sections for table in section.tables)
 
-    def shorten(self) -> Document:
+    def shorten(self, most: int = BRIEF_CHARACTERS) -> Document:
         """A brief report: of every section with answers these, each cut to its first sentences, and one table.
 
         A document without answers keeps its findings and its first table.
@@ -188,7 +188,9 @@ class Document:
         sections = [
             Section(
                 heading=section.heading,
-                paragraphs=tuple(map(section.cut_answer, section.paragraphs[: section.num_answers])),
+                paragraphs=tuple(
+                    section.cut_answer(words, most) for words in section.paragraphs[: section.num_answers]
+                ),
                 tables=tuple(_shorten_table(table) for table in section.tables[:1]),
                 num_answers=section.num_answers,
                 questions=section.questions,

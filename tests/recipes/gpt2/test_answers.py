@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.gpt2.one_device import answer_sweep, explain_published
-from scalelab.recipes.gpt2.rows import describe_sharding, explain_unsharded, make_g5
+from scalelab.recipes.gpt2.rows import answer_g5, describe_sharding, explain_unsharded, make_g5
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import StepKind, StepSample, TrialResult
@@ -46,7 +47,7 @@ def make_strategies(peak: int) -> dict[str, Outcome]:
     outcomes = {}
     for name in ("ddp", "fsdp-full"):
         part: Any = make_g5("small").parts[name]
-        (trial,) = part.plan()
+        trial = part.plan()[0]
         ranks = tuple(RankReport(rank=rank, peak_memory_bytes=peak) for rank in range(2))
         outcomes[name] = Outcome(study=part, results=(make_result(trial, ranks=ranks),), document=None)
     return outcomes
@@ -60,5 +61,30 @@ def test_a_peak_that_is_mostly_torch_does_not_show_what_sharding_saves(peak: int
 
 
 def test_the_machinery_of_fsdp_is_blamed_only_where_it_costs() -> None:
-    assert "factor of 1.20 is not the noise of one launch" in explain_unsharded({"fsdp-none": 1.2}, 1.0)
-    assert explain_unsharded({"fsdp-none": 0.9}, 1.0) == ""
+    assert "its factor of 1.20 ± 0.10 is FSDP's own work" in explain_unsharded(Estimate(value=1.2, low=1.1, high=1.3))
+    assert explain_unsharded(Estimate(value=1.2, low=0.9, high=1.5)) == ""
+    assert explain_unsharded(Estimate(value=1.2)) == "", "one launch"
+
+
+def test_a_training_run_of_several_launches_has_an_interval() -> None:
+    """20 steps of 10 ms with DDP, a little more or less in every launch; the baseline takes twice as long."""
+
+    def play(name: str, seconds: float) -> Outcome:
+        part = make_g5("small").parts[name]
+        results = []
+        for trial in part.plan():
+            own = seconds * (1 + 0.01 * trial.round)
+            ranks = range(trial.num_ranks)
+            steps = tuple(
+                StepSample(rank, step, StepKind.CLEAN, step, own, loss=1.0) for step in range(20) for rank in ranks
+            )
+            results.append(make_result(trial, samples=steps))
+        return Outcome(study=part, results=tuple(results), document=None)
+
+    answer = answer_g5("small", {"single": play("single", 0.02), "ddp": play("ddp", 0.01)})
+    assert answer.main is not None
+    assert isinstance(answer.main.ours, Estimate)
+    assert answer.main.ours.value == pytest.approx(2)
+    assert answer.main.ours.low is not None
+    (ddp,) = answer.questions
+    assert "20 steps took 408 ± 10 ms on one rank and 204 ± 5 ms with DDP on 2, 2.00 ± 0.05 times as fast" in ddp.answer

@@ -10,8 +10,8 @@ from scalelab.recipes.polaris.jobs import say_verdict
 from scalelab.recipes.polaris.links import describe_profiled, judge_profiler, make_p1, make_p5, make_p10
 from scalelab.recipes.polaris.rows import answer_memory
 from scalelab.recipes.recipe import Outcome
-from scalelab.records.trial import StepKind, StepSample, TrialResult
-from tests.records import make_record, make_result
+from scalelab.records.trial import TrialResult
+from tests.records import make_result
 
 
 def make_outcome(*results: TrialResult) -> Outcome:
@@ -19,17 +19,23 @@ def make_outcome(*results: TrialResult) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"), [(0.001, "No cost is visible"), (1.0, "A cost is visible"), (-1.0, "It was faster")]
+    ("low", "high", "words"),
+    [
+        (0.9, 1.2, "No cost is visible"),
+        (1.1, 1.2, "A cost is visible"),
+        (0.8, 0.9, "It was faster"),
+        (None, None, "One launch each does not show a cost"),
+    ],
 )
-def test_a_cost_of_the_profiler_is_seen_only_beyond_what_steps_vary_by(more: float, words: str) -> None:
-    samples = tuple(StepSample(0, step, StepKind.CLEAN, 0.0, 0.03 + 0.001 * (step % 2), loss=1.0) for step in range(30))
-    result = make_result(make_record(), samples=samples)
-    assert judge_profiler(make_outcome(result), more) == words
-    assert judge_profiler(make_outcome(), more) == "One launch each does not show a cost"
+def test_a_cost_of_the_profiler_is_seen_only_beyond_its_interval(
+    low: float | None, high: float | None, words: str
+) -> None:
+    assert judge_profiler(Estimate(value=1.15, low=low, high=high)) == words
 
 
 def test_steps_under_the_profiler_are_counted_once() -> None:
-    (trial,) = make_p5("small").parts["profiled"].plan()
+    trial, *others = make_p5("small").parts["profiled"].plan()
+    assert [other.round for other in others] == [2, 3]
     words = describe_profiled(make_outcome(make_result(trial)))
     assert words == "1 step of waiting and 3 under the profiler (1 of warm-up, 2 recorded)"
 

@@ -91,6 +91,4 @@ def test_published_masks_name_the_published_cores() -> None:
     assert published.MASKS == (0x3, 0x300, 0x30000, 0x3000000)
     cores = [[core for core in range(64) if mask >> core & 1] for mask in published.MASKS]
     assert cores == [[0, 1], [8, 9], [16, 17], [24, 25]]
-    assert [format_mask(own) for own in cores] == [
-        published.PRINTED["P2"][f"mask_{rank}"].text for rank in range(4)
-    ]
+    assert [format_mask(own) for own in cores] == [published.PRINTED["P2"][f"mask_{rank}"].text for rank in range(4)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.recipes.quantization.questions import answer_activations, answer_bias, answer_forward
+from scalelab.recipes.quantization.questions import answer_activations, answer_bias, answer_forward, weigh_bias
 from scalelab.recipes.quantization.rows import (
     BIASED,
     PLAIN,
@@ -22,7 +22,7 @@ from scalelab.recipes.quantization.rows import (
     make_rows,
 )
 from scalelab.recipes.recipe import Answer, Outcome
-from scalelab.records.quantized import Histogram, Quantized, Stage
+from scalelab.records.quantized import Histogram, LayerReport, Quantized, Stage
 from scalelab.records.trial import Status, TrialResult
 from scalelab.studies.shared.study import Study
 from tests.recipes.played import PlayedLauncher, play_histogram
@@ -123,6 +123,16 @@ def test_a_bias_is_judged_only_where_it_decides_images(raw: int, scaled: int, wi
     assert "54.1 % without a bias (Q2), 51.4 % with an unscaled one (Q5)" in answer
 
 
+def test_a_bias_is_weighed_against_the_largest_logit() -> None:
+    """Logits reach 127 × 0.1 = 12.7; a bias of 20 × 0.1 × 0.05 = 0.1 beside them, or beside 40 × 50 as much."""
+    first = LayerReport(name="fc1", op="linear", weight_scales=(1 / 40,))
+    last = LayerReport(name="fc2", op="linear", weight_scales=(1 / 50,), scale=0.1, output_scale=0.05, bias=(3, -20))
+    words = weigh_bias([first, last])
+    assert "Π n_w = 2.0e+03 times as large" in words
+    assert "the largest bias (0.1) is 0.8 % of the largest logit (12.7); unscaled, it is 4e-06 of it" in words
+    assert weigh_bias([]).startswith("Integer weights make the logits many orders of magnitude larger")
+
+
 @pytest.mark.parametrize(
     ("rounded", "start", "reason"),
     [
@@ -148,9 +158,9 @@ def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
     box, shifted = make_shape("box", (10_000,) * 9), replace(bell, layer="shifted", mean=0.5)
     after = {one.layer: replace(play_histogram(one.layer, "after"), layer=one.layer) for one in (bell, box, shifted)}
     assert answer_activations([bell], after)["before"].startswith("Yes. Centred")
-    assert answer_activations([box], after)["before"].startswith("No. Centred")
+    assert answer_activations([box], after)["before"].startswith("No layer is both. Centred")
     both = answer_activations([bell, box, shifted], after)["before"]
-    assert both.startswith("In part (both only in bell). Centred (mean within 0.2 σ of zero): 2 of 3 layers")
+    assert both.startswith("In part: of 3 layers, bell is both. Centred (mean within 0.2 σ of zero): 2 of 3;")
     assert "0.50 σ from zero (shifted). Bell-shaped (excess kurtosis within ± 0.5" in both
 
 

@@ -9,17 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.answers.train import TrainStudy, count_shards
 from scalelab.recipes.evidence import (
     Compared,
     MemoryForecast,
+    RepeatedTraining,
     describe_forecast,
+    divide_trainings,
     find_completed,
     keep_tables,
     list_arms,
     list_losses,
     make_beside_table,
     say,
+    say_wide,
     sum_training,
 )
 from scalelab.recipes.feasibility import count_state_bytes
@@ -59,7 +63,7 @@ def make_rows(size: Size) -> Sequence[Row]:
 
 def make_training(size: Size, strategy: str) -> TrainStudy:
     """Global batch 32 in micro-batches of 8, 20 steps, one gradient all-reduce per step."""
-    return TrainStudy(
+    return RepeatedTraining(
         ranks=1 if strategy == BASELINE else published.TRAIN_RANKS,
         strategy=strategy,
         global_batch=published.TRAIN_BATCH,
@@ -86,18 +90,20 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
     there = published.TRAIN_SECONDS
     speedups = [
         Compared(
-            name, base / total if base and total else None, there[BASELINE] / there[name] if name in there else None
+            name,
+            divide_trainings(outcomes.get(BASELINE), outcomes.get(name)),
+            there[BASELINE] / there[name] if name in there else None,
         )
-        for name, total in totals.items()
+        for name in STRATEGIES
         if name != BASELINE
     ]
     seconds = [Compared(name, total, there.get(name), f"{there.get(name)} s") for name, total in totals.items()]
-    gains = [f"{line.what} {say('ratio', line.ours)}" for line in speedups if line.ours is not None]
+    gains = [f"{line.what} {say_wide('ratio', line.ours)}" for line in speedups if line.ours is not None]
     sentences = []
     if base is not None and gains:
         sentences.append(
             f"The baseline took {say('seconds', base)} for {published.TRAIN_STEPS} steps; speedup over it:"
-            f" {', '.join(gains)}, each from one launch."
+            f" {', '.join(gains)}."
         )
     sentences += [*describe_tokens(outcomes), *compare_losses(outcomes), *describe_rates(outcomes)]
     sentences += describe_forecast(outcomes.get("forecast"), CARD_BYTES)
@@ -109,7 +115,6 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
                 speedups,
                 title=f"Speedup of the whole training run on {published.TRAIN_RANKS} ranks",
                 size=size,
-                notes=("one launch each: no interval",),
             ),
             make_beside_table("seconds", seconds, title=f"All {published.TRAIN_STEPS} steps", size=size),
             make_loss_table(outcomes),
@@ -119,27 +124,32 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-def answer_training(totals: Mapping[str, float | None], outcomes: Outcomes) -> dict[str, str]:
+def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -> dict[str, str]:
     """What DDP and FSDP gain over the baseline, and whether they learn the same."""
     base, ddp = totals[BASELINE], totals["ddp"]
     there = published.TRAIN_SECONDS
     answers = {}
     learnt = " ".join(compare_losses(outcomes))
     if base and ddp:
-        gain = f"{base / ddp:.2f} times as fast (published: {there[BASELINE] / there['ddp']:.2f}; one launch each)"
+        ratio = divide_trainings(outcomes.get(BASELINE), outcomes.get("ddp"))
+        gain = f"{say_wide('ratio', ratio)} times as fast (published: {there[BASELINE] / there['ddp']:.2f})"
         answers["ddp"] = (
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
             " all-reduced once per step, in the last of them. The mean loss over ranks is of the baseline's"
             " samples, yet differs a little: every rank draws dropout masks of its own."
         )
-    sharded = {name: total for name, total in totals.items() if name.startswith("fsdp") and total}
-    if sharded and ddp:
-        listed = ", ".join(f"{name} {total / ddp:.2f}" for name, total in sharded.items())
+    ratios = {
+        name: ratio
+        for name in STRATEGIES
+        if name.startswith("fsdp") and (ratio := divide_trainings(outcomes.get(name), outcomes.get("ddp")))
+    }
+    if ratios:
+        listed = ", ".join(f"{name} {say_wide('ratio', ratio)}" for name, ratio in ratios.items())
         full, grad_op = (f"{there[name] / there['ddp']:.2f}" for name in ("fsdp-full", "fsdp-grad-op"))
         answers["fsdp"] = (
-            f"Time over DDP's, one launch each: {listed} (published: FULL_SHARD {full}, SHARD_GRAD_OP {grad_op})."
-            f" {describe_sharding(outcomes)} {learnt}{explain_unsharded(totals, ddp)}"
+            f"Time over DDP's: {listed} (published: FULL_SHARD {full}, SHARD_GRAD_OP {grad_op})."
+            f" {describe_sharding(outcomes)} {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
     return answers
 
@@ -171,16 +181,14 @@ def describe_sharding(outcomes: Outcomes) -> str:
     return words
 
 
-def explain_unsharded(totals: Mapping[str, float | None], ddp: float) -> str:
-    """Why FSDP without sharding takes longer than DDP though it gathers nothing; empty where it does not."""
-    alone = totals.get("fsdp-none")
-    if alone is None or alone <= ddp:
+def explain_unsharded(ratio: Estimate | None) -> str:
+    """Why FSDP without sharding takes longer than DDP though it gathers nothing; empty where that is not certain."""
+    if ratio is None or ratio.low is None or ratio.low <= 1:
         return ""
     return (
-        f" fsdp-none gathers nothing, so what of its factor of {alone / ddp:.2f} is not the noise of one launch is"
-        " FSDP's own work: hooks for every block, an all-reduce for every block instead of"
-        " DDP's few buckets, and copies into flat tensors (G6 has its step in"
-        " parts)."
+        f" fsdp-none gathers nothing, so its factor of {say_wide('ratio', ratio)} is FSDP's own work: hooks for every"
+        " block, an all-reduce for every block instead of DDP's few buckets, and copies into flat tensors (G6 has its"
+        " step in parts)."
     )
 
 

@@ -21,6 +21,7 @@ from scalelab.analysis.stats import Verdict, judge
 from scalelab.answers.train import TrainStudy
 from scalelab.launch.batch.jobscripts import NO_PSIJ, JobRequest, make_executor, make_job, render_script
 from scalelab.launch.batch.site import Site
+from scalelab.recipes.evidence import RepeatedTraining
 from scalelab.recipes.feasibility import NO_BATCH_SYSTEM, SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
 from scalelab.recipes.recipe import Answer, Outcomes, Row, Size, pair_questions
@@ -83,7 +84,7 @@ def print_gigabytes(num_bytes: float) -> str:
 
 def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: int = 0) -> TrainStudy:
     """The published loop: epochs over all samples, batch 32 per rank, learning rate scaled by ranks."""
-    return TrainStudy(
+    return RepeatedTraining(
         ranks=ranks,
         global_batch=published.BATCH_PER_RANK * ranks,
         course=TrainingRun(

@@ -5,7 +5,6 @@ P1, P5 and P10: one rank, the profiler, the compiler.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
     divide_steps,
+    divide_trainings,
     find_arm,
     find_completed,
     keep_tables,
@@ -61,8 +61,6 @@ VAGUE = 0.5
 """Half of an interval over the number, above which its ends are printed instead."""
 NEGLIGIBLE = 0.05
 """A share of the step below which communication is called negligible."""
-MOST_SINGLE = 3
-"""Steps below which their variation says nothing."""
 
 
 def make_p4(size: Size) -> Row:
@@ -244,8 +242,7 @@ def answer_p1(size: Size, outcomes: Outcomes) -> Answer:
     arm = find_arm(outcomes.get("train"))
     if total is None or arm is None:
         return Answer()
-    (result,) = arm.completed
-    num_steps = len(result.losses())
+    num_steps = len(arm.completed[0].losses())
     table = make_beside_table(
         "seconds",
         [Compared("all steps", total, published.SINGLE_SECONDS, print_seconds(published.SINGLE_SECONDS))],
@@ -256,7 +253,8 @@ def answer_p1(size: Size, outcomes: Outcomes) -> Answer:
     there = published.SINGLE_SECONDS / published.SINGLE_STEPS
     sentence = (
         f"{num_steps} steps of batch {arm.trial.global_batch} took {say('seconds', total)} without a process group,"
-        f" {say('seconds', arm.step)} each (published: {say('seconds', there)})."
+        f" {say('seconds', arm.step)} each (published: {print_seconds(published.SINGLE_SECONDS)} for"
+        f" {published.SINGLE_STEPS} steps, {say('seconds', there)} each)."
     )
     main = Main("seconds", "step on one device", arm.step, there)
     return Answer(main=main, tables=keep_tables(table), sentences=(sentence,))
@@ -279,23 +277,21 @@ def make_p5(size: Size) -> Row:
 
 def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
     plain, profiled = (sum_training(outcomes.get(key)) for key in ("plain", "profiled"))
-    if plain is None or profiled is None:
+    ratio = divide_trainings(outcomes.get("profiled"), outcomes.get("plain"))
+    if plain is None or profiled is None or ratio is None:
         return Answer()
-    line = Compared("with the profiler", profiled / plain, published.PROFILED_SECONDS / published.SINGLE_SECONDS)
-    table = make_beside_table(
-        "ratio",
-        [line],
-        title="Training time over that without the profiler",
-        size=size,
-        notes=("one launch each: no interval",),
+    line = Compared("with the profiler", ratio, published.PROFILED_SECONDS / published.SINGLE_SECONDS)
+    title = "Training time over that without the profiler"
+    words = (
+        f"{say_wide('seconds', profiled)} with the profiler and {say_wide('seconds', plain)} without,"
+        f" {say_wide('ratio', ratio)} times as long (published: {say('ratio', line.published)})."
     )
     return Answer(
         main=Main("ratio", "time with the profiler over without", *line[1:]),
-        tables=keep_tables(table),
+        tables=keep_tables(make_beside_table("ratio", [line], title=title, size=size)),
         sentences=(
-            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {say('seconds', profiled)}"
-            f" instead of {say('seconds', plain)}, {say('ratio', line.ours)} times as long. The cost is in a few steps,"
-            " so the factor depends on the number of steps.",
+            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {words} The cost is in a few"
+            " steps, so the factor depends on the number of steps.",
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
             f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> in the directory of this run, with the"
             " key averages as text beside it.",
@@ -304,11 +300,9 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             "polaris",
             "P5",
             {
-                "profiler": f"{judge_profiler(outcomes.get('plain'), profiled - plain)} here:"
-                f" {say('seconds', profiled)} with the profiler and {say('seconds', plain)} without,"
-                f" {say('ratio', line.ours)} times as long (published: {say('ratio', line.published)}), from one launch"
-                f" each.{compare_recorded(outcomes.get('profiled'))} Recording every operator costs time in the steps"
-                " under the profiler, and writing the trace after them: time a run without it."
+                "profiler": f"{judge_profiler(ratio)} here: {words}{compare_recorded(outcomes.get('profiled'))}"
+                " Recording every operator costs time in the steps under the profiler, and writing the trace after"
+                " them: time a run without it."
             },
         ),
     )
@@ -327,14 +321,11 @@ def describe_profiled(outcome: Outcome | None) -> str:
     )
 
 
-def judge_profiler(plain: Outcome | None, more: float) -> str:
-    """Whether a difference of two sums of steps is beyond twice what single steps vary by."""
-    result = find_completed(plain)
-    steps = list(result.step_seconds(StepKind.CLEAN).values()) if result else []
-    if len(steps) < MOST_SINGLE:
+def judge_profiler(ratio: Estimate) -> str:
+    """Whether the interval of the whole time with the profiler over that without lies on one side of 1."""
+    if ratio.low is None or ratio.high is None:
         return "One launch each does not show a cost"
-    usual = 2 * statistics.stdev(steps) * math.sqrt(2 * len(steps))
-    return "No cost is visible" if abs(more) <= usual else "A cost is visible" if more > 0 else "It was faster"
+    return "A cost is visible" if ratio.low > 1 else "It was faster" if ratio.high < 1 else "No cost is visible"
 
 
 def compare_recorded(outcome: Outcome | None) -> str:

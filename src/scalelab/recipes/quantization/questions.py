@@ -14,11 +14,12 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import count_pairs, estimate_paired_difference
 from scalelab.recipes.evidence import UNTOLD, say
 from scalelab.recipes.quantization.published import ACTIVATIONS_PERCENT, BIAS_RAW_PERCENT, WEIGHTS_PERCENT
-from scalelab.records.quantized import Histogram, Quantized
+from scalelab.records.quantized import Histogram, LayerReport, Quantized
 from scalelab.studies.quantize.answer import StageAnswer
 from scalelab.studies.quantize.findings import format_change
 from scalelab.units import format_count, format_share
 
+LARGEST = 127
 LEVEL = 0.5
 """Excess kurtosis within which a distribution counts as roughly bell-shaped."""
 CENTRED = 0.2
@@ -87,11 +88,12 @@ def judge_shapes(histograms: Sequence[Histogram]) -> str:
     both = [layer for layer in bells if layer in centred]
     num = len(histograms)
     farthest = max(histograms, key=lambda one: abs(find_centre(one)))
-    verdict = "Yes" if len(both) == num else f"In part (both only in {', '.join(both)})" if both else "No"
+    some = f"In part: of {num} layers, {', '.join(both)} {'are' if len(both) > 1 else 'is'} both"
+    verdict = "Yes" if len(both) == num else some if both else "No layer is both"
     return (
-        f"{verdict}. Centred (mean within {CENTRED:g} σ of zero): {len(centred)} of {num} layers; the farthest mean is"
+        f"{verdict}. Centred (mean within {CENTRED:g} σ of zero): {len(centred)} of {num}; the farthest mean is"
         f" {abs(find_centre(farthest)):.2f} σ from zero ({farthest.layer}). Bell-shaped (excess kurtosis within"
-        f" ± {LEVEL:g}, a normal distribution has 0): {f'{len(bells)} of {num} layers' if bells else 'no layer'}"
+        f" ± {LEVEL:g}, a normal distribution has 0): {len(bells)} of {num}"
     )
 
 
@@ -222,7 +224,9 @@ def format_ends(change: Estimate) -> str:
     return " to ".join(format_signed(100 * end) for end in (change.low or 0.0, change.high or 0.0))
 
 
-def answer_bias(found: Mapping[str, StageAnswer], labels: Sequence[int]) -> dict[str, str]:
+def answer_bias(
+    found: Mapping[str, StageAnswer], labels: Sequence[int], layers: Sequence[LayerReport] = ()
+) -> dict[str, str]:
     raw, scaled, everything = (found.get(name) for name in ("weights-raw-bias", "weights", "int8-255"))
     if raw is None or scaled is None or everything is None:
         return {}
@@ -232,11 +236,28 @@ def answer_bias(found: Mapping[str, StageAnswer], labels: Sequence[int]) -> dict
     )
     without = found.get("weights-no-bias", raw)
     return {
-        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}. Scaled weights"
-        " make the sums many orders of magnitude larger, and an unscaled bias vanishes beside them: what scaling"
-        f" recovers was lost with the bias, not by rounding weights. The published numbers show it too:"
+        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}."
+        f" {weigh_bias(layers)}So what scaling recovers was lost with the bias, not by rounding weights. The published"
+        " numbers show it too:"
         f" int8 weights give {WEIGHTS_PERCENT} % without a bias (Q2), {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
     }
+
+
+def weigh_bias(layers: Sequence[LayerReport]) -> str:
+    """The largest bias beside the largest logit: scaled like it, and as it is beside logits of integer weights."""
+    words = (
+        "Integer weights make the logits many orders of magnitude larger, and an unscaled bias vanishes beside them. "
+    )
+    last = next((layer for layer in reversed(layers) if layer.bias), None)
+    if last is None or not last.scale or not last.output_scale or not all(layer.weight_scales for layer in layers):
+        return words
+    bias = max(map(abs, last.bias)) * last.scale * last.output_scale
+    logit, factor = LARGEST * last.scale, math.prod(1 / layer.weight_scales[0] for layer in layers)
+    return (
+        f"Integer weights make the logits Π n_w = {factor:.1e} times as large. Scaled like them, the largest bias"
+        f" ({bias:.2g}) is {format_share(bias / logit)} of the largest logit ({logit:.3g}); unscaled, it is"
+        f" {bias / logit / factor:.0e} of it, as if there were none. "
+    )
 
 
 def judge_bias(raw: StageAnswer, scaled: StageAnswer, without: StageAnswer, labels: Sequence[int]) -> str:

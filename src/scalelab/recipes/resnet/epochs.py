@@ -311,7 +311,8 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         return Answer()
     shares, parts = [], []
     for line, (_, plain, arm) in zip(lines, pairs, strict=True):
-        shares.append(f"{say('share', line.ours)} ({name_pair(arm)})")
+        is_none = isinstance(line.ours, Estimate) and line.ours.high is not None and line.ours.high <= 0
+        shares.append(f"{'none' if is_none else say('share', line.ours)} ({name_pair(arm)})")
         computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
         parts.append(f"{say_seconds(computing)} and {say_seconds(rest)} ({name_pair(arm)})")
     table = make_beside_table(
@@ -349,7 +350,7 @@ def say_seconds(time: Estimate | None) -> str:
     if time.low is None or time.high is None or time.half_width is None:
         return f"{time.value:.2f}"
     if time.half_width > time.value:
-        return f"{max(0.0, time.low):.2f} to {time.high:.2f}"
+        return f"{max(0.0, time.low):.2f} to {time.high:.2f}" if time.high > 0 else "none"
     return f"{time.value:.2f} ± {time.half_width:.2f}"
 
 

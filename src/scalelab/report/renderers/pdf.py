@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -21,7 +22,7 @@ from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.records.running import hold_directory
-from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.document import BRIEF_CHARACTERS, Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.layout import TextColumn, format_columns, list_notes
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
@@ -36,23 +37,30 @@ FULL_WIDTH, HALF_WIDTH = 780, 390
 """Pixels of a chart in one column or in one of two: its letters are then about as large as those of captions."""
 WORDS_HEIGHT = 90
 """Roughly what title, legend and caption add to a chart, in pixels."""
+PAGE = re.compile(rb"/Type\s*/Page\b")
+BRIEF_PAGES = 2
+BRIEF_LENGTHS = (2000, 1400, 1000, 800, 640, 520, BRIEF_CHARACTERS)
+"""Characters of an answer in a brief report: the first with which it has no more pages."""
 MOST_DRAWN = 5
 """Charts of single steps after the answers of a recipe."""
 
 
 def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
-    """The whole document, its environment last; or a brief one, set smaller."""
+    """The whole document, its environment last; or a brief one, set smaller, its answers as long as two pages allow."""
     try:
         import typst
     except ImportError as error:
         raise UsageError(NO_TYPST) from error
     with hold_directory("pdf") as directory:
-        described = describe_document(document.shorten() if is_brief else document, directory)
-        described["brief"] = is_brief
-        (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")
-        pdf: bytes = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
+        pdf = b""
+        for one in map(document.shorten, BRIEF_LENGTHS) if is_brief else [document]:
+            described = describe_document(one, directory) | {"brief": is_brief}
+            (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
+            pdf = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
+            if len(PAGE.findall(pdf)) <= BRIEF_PAGES:
+                break
     return pdf
 
 
