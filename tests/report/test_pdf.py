@@ -15,7 +15,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.pdf import MOST_DRAWN, arrange_charts, choose_charts, render_pdf
+from scalelab.report.renderers.pdf import MOST_DRAWN, arrange_charts, list_choices, render_pdf
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
@@ -170,14 +170,57 @@ def test_a_chart_of_several_views_takes_the_full_width() -> None:
     assert list(arrange_charts([narrow, wide, other])) == [[[narrow]], [[wide]], [[other]]]
 
 
-def test_single_steps_of_a_recipe_fill_a_page_and_no_more() -> None:
+def test_single_steps_of_a_recipe_fill_the_last_page_or_one_of_their_own() -> None:
     chart = replace(build_chart(), caption="Steps.")
-    section = Section(heading="Step by step", charts=(chart,) * 7)
-    assert choose_charts(section, is_recipe=False) == section.charts
-    drawn = choose_charts(section, is_recipe=True)
-    assert len(drawn) == MOST_DRAWN - 1
-    assert drawn[-1].caption == "Steps. An HTML report draws more of them."
-    assert choose_charts(replace(section, charts=(chart,) * 2), is_recipe=True) == (chart,) * 2
+    choices = list(list_choices((chart,) * 7))
+    assert [len(charts) for charts in choices] == [MOST_DRAWN - 1, 3, 2, 2], "the one most wanted first"
+    assert {charts[-1].caption for charts in choices} == {"Steps. An HTML report draws more of them."}
+    assert next(list_choices((chart,) * 2)) == (chart,) * 2
+    assert list(list_choices(())) == []
+
+
+def make_answers(*sections: Section) -> Document:
+    return Document(title="Rows", sections=sections)
+
+
+@needs_poppler
+def test_charts_of_single_steps_stand_on_the_last_page_where_they_fit() -> None:
+    steps = Section(heading="Step by step", charts=tuple(replace(build_chart(), title=f"steps {i}") for i in range(4)))
+    short = Section(heading="A1 · One", paragraphs=("One.",), num_answers=1)
+    pages = read_text(render_pdf(make_answers(short, steps))).split("\f")
+    assert "steps 0" in pages[0]
+    long = replace(short, paragraphs=("One.",) * 40, num_answers=40)
+    first, second, *_ = read_text(render_pdf(make_answers(long, steps))).split("\f")
+    assert "Step by step" not in first
+    assert "steps 3" in second, "a page of their own has all"
+
+
+@needs_poppler
+def test_tables_come_before_a_chart_that_goes_to_the_next_page() -> None:
+    columns = (Column(key="a", header="a", align="left"), Column(key="b", header="b", quantity="count"))
+    tables = tuple(Table(title=f"Table {i}", columns=columns, rows=(make_row("row", i),)) for i in range(2))
+    chart = replace(build_chart(), title="steps")
+    text = {}
+    for num in (3, 34):
+        section = Section(
+            heading="A1 · One", paragraphs=("One.",) * num, num_answers=num, tables=tables, charts=(chart,)
+        )
+        text[num] = read_text(render_pdf(make_answers(section)))
+    assert text[3].index("Table 0") < text[3].index("A1 · steps") < text[3].index("Table 1")
+    assert text[34].index("Table 1") < text[34].index("\f") < text[34].index("A1 · steps")
+
+
+@needs_poppler
+def test_a_brief_report_has_the_longest_answers_that_fit_on_two_pages() -> None:
+    words = "Yes. " + "It follows from the numbers. " * 60
+    few, many = (
+        make_answers(*(Section(heading=f"A{i} · One", paragraphs=(words,), num_answers=1) for i in range(number)))
+        for number in (3, 30)
+    )
+    long, short = (read_text(render_pdf(document, is_brief=True)) for document in (few, many))
+    assert long.count("It follows") == 3 * 60
+    assert short.count("\f") == 2
+    assert 30 * 10 < short.count("It follows") < 30 * 60
 
 
 def test_a_document_with_nothing_in_it_is_a_page() -> None:

@@ -224,7 +224,8 @@ def make_section(one: Concluded) -> Section:
 
 def describe_setting(one: Concluded) -> Iterator[str]:
     """What was run: model and size, data, batch, ranks, dtype, steps × launches; of a row that reads another, its."""
-    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in one.results]
+    completed = [result for result in one.results if result.status is Status.COMPLETED]
+    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in completed]
     trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
     if trials:
         steps = sorted({num_steps for num_steps, _ in counted} - {0})

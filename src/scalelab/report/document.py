@@ -134,6 +134,11 @@ class Section:
     def is_empty(self) -> bool:
         return not (self.heading or self.paragraphs or self.tables or self.charts)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it has nothing but charts."""
+        return not (self.paragraphs or self.tables)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:

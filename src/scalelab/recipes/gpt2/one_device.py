@@ -57,6 +57,8 @@ BASELINE = PLAIN
 EDGE = 0.01
 """How far above 1 the lower end of a gain must be to be called clear."""
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
+LETTERS = "M, G: millions, billions; years of 365 days"
+NOT_RESERVED = "reserved: by the allocator of a GPU; that of a CPU reserves nothing"
 
 
 def make_job(size: Size, model: str = "small", data: Mapping[str, Option] | None = None, **fields: Any) -> Job:
@@ -119,7 +121,11 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             title="Allocated by torch",
             size=size,
             is_signed=True,
-            notes=("published as the peak: what was allocated after zero_grad", OTHER_MEGABYTES),
+            notes=(
+                "published as the peak: what was allocated after zero_grad",
+                OTHER_MEGABYTES,
+                *((NOT_RESERVED,) if reserved is None else ()),
+            ),
         )
     forecast = read_peak(outcomes.get("forecast"))
     if forecast is not None:
@@ -238,18 +244,13 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
         return Answer()
     rate = compare_printed("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)
     days = compare_printed("days", future.days, published.TARGET_DAYS)
-    years = compare_printed("years of 365 days", future.years, published.TARGET_YEARS)
+    years = compare_printed("years", future.years, published.TARGET_YEARS)
     return Answer(
         main=Main("rate", "years for 1T parameters, 10T tokens", *years[1:]),
         tables=keep_tables(
             make_beside_table("rate", [rate], title="A model of 1T parameters", size=size),
-            make_beside_table(
-                "rate",
-                [days, years],
-                title="Training it on 10T tokens",
-                size=size,
-                notes=("k, M, G, T: thousands, millions, billions, trillions of days and years",),
-            ),
+            make_beside_table("rate", [days], title="Days for 10T tokens", size=size, notes=(LETTERS,)),
+            make_beside_table("rate", [years], title="Years for 10T tokens", size=size, notes=(LETTERS,)),
         ),
         sentences=(
             f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"

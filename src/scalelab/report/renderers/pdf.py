@@ -66,8 +66,16 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
 
 def describe_document(document: Document, directory: Path) -> dict[str, Any]:
     """The document as the template reads it; its charts become files in a directory."""
-    names = (f"chart{number}.pdf" for number in itertools.count())
     is_recipe = any(section.num_answers is not None for section in document.sections)
+    drawn: dict[tuple[int, bool], str] = {}
+
+    def draw(charts: Sequence[Chart]) -> list[list[list[dict[str, str]]]]:
+        """Blocks of columns of charts; a chart that stands in several arrangements is drawn once in each width."""
+        return [
+            [[_describe_chart(chart, directory, drawn, len(columns)) for chart in own] for own in columns]
+            for columns in arrange_charts(charts)
+        ]
+
     return {
         "headline": spell_out(document.headline),
         "title": spell_out(document.title),
@@ -82,10 +90,10 @@ def describe_document(document: Document, directory: Path) -> dict[str, Any]:
                 "heading": spell_out(section.heading or "Results"),
                 "answers": section.num_answers is not None,
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
-                "charts": [
-                    [[_describe_chart(chart, directory, next(names), len(columns)) for chart in own] for own in columns]
-                    for columns in arrange_charts(choose_charts(section, is_recipe))
-                ],
+                "charts": draw(name_rows(section)) if not (is_recipe and section.is_drawn) else [],
+                "choices": [draw(charts) for charts in list_choices(section.charts)]
+                if is_recipe and section.is_drawn
+                else [],
                 "tables": [_describe_table(table) for table in section.tables],
             }
             for section in document.sections
@@ -99,17 +107,25 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
     return {"message": spell_out(caution.message), "next_step": spell_out(caution.next_step)}
 
 
-def choose_charts(section: Section, is_recipe: bool) -> tuple[Chart, ...]:
-    """All of them, named by their row; of single steps, after the answers of a recipe, as many as fill a page."""
-    if not is_recipe or section.paragraphs or section.tables:
-        return tuple(_name_row(chart, section) for chart in section.charts)
-    kept = section.charts[:MOST_DRAWN]
-    blocks = list(arrange_charts(kept)) if kept else []
+def name_rows(section: Section) -> tuple[Chart, ...]:
+    """Its charts, of a recipe's row with the row in their title, as they may stand beside another row."""
+    row, named, _ = section.heading.partition(" · ")
+    if not named or section.num_answers is None:
+        return section.charts
+    return tuple(replace(chart, title=f"{row} · {chart.title}") for chart in section.charts)
+
+
+def list_choices(charts: Sequence[Chart]) -> Iterator[tuple[Chart, ...]]:
+    """What may be drawn of single steps after the answers of a recipe: a page full first, two charts last."""
+    most = charts[:MOST_DRAWN]
+    blocks = list(arrange_charts(most)) if most else []
     if len(blocks) > 1 and len(blocks[-1]) == 1:  # it would stand alone on the last page
-        kept = kept[:-1]
-    if len(kept) < len(section.charts):
-        kept = (*kept[:-1], replace(kept[-1], caption=f"{kept[-1].caption} An HTML report draws more of them."))
-    return kept
+        most = most[:-1]
+    for kept in (most, most[:3], most[:2], charts[1:3]):
+        if kept and len(kept) == len(charts):
+            yield tuple(kept)
+        elif kept:
+            yield (*kept[:-1], replace(kept[-1], caption=f"{kept[-1].caption} An HTML report draws more of them."))
 
 
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
@@ -141,15 +157,16 @@ def _measure_height(chart: Chart) -> float:
     return float(chart.spec.get("height", 0)) + WORDS_HEIGHT
 
 
-def _name_row(chart: Chart, section: Section) -> Chart:
-    """A chart of a recipe's row with the row in its title, as it may stand beside another row."""
-    row, named, _ = section.heading.partition(" · ")
-    return replace(chart, title=f"{row} · {chart.title}") if named and section.num_answers is not None else chart
-
-
-def _describe_chart(chart: Chart, directory: Path, name: str, num_columns: int) -> dict[str, str]:
-    (directory / name).write_bytes(draw_pdf(chart, width=FULL_WIDTH if num_columns == 1 else HALF_WIDTH))
-    return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": name}
+def _describe_chart(
+    chart: Chart, directory: Path, drawn: dict[tuple[int, bool], str], num_columns: int
+) -> dict[str, str]:
+    """Its words and its picture, which is drawn once for each width."""
+    key = id(chart.spec), num_columns == 1
+    if key not in drawn:
+        drawn[key] = f"chart{len(drawn)}.pdf"
+        width = FULL_WIDTH if num_columns == 1 else HALF_WIDTH
+        (directory / drawn[key]).write_bytes(draw_pdf(chart, width=width))
+    return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": drawn[key]}
 
 
 def _describe_table(table: Table) -> dict[str, Any]:
