@@ -223,15 +223,17 @@ def make_section(one: Concluded) -> Section:
 
 
 def describe_setting(one: Concluded) -> Iterator[str]:
-    """What was run: model and size, data, batch, ranks, dtype, steps × launches; of a row that reads another, its."""
+    """What was run: model and size, data, batch, ranks, dtype, steps × launches; of a row that reads another, which."""
+    if one.is_shown_elsewhere:
+        yield f"Setting: as in {one.row.reads}, whose runs it reads"
+        return
     completed = [result for result in one.results if result.status is Status.COMPLETED]
     counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in completed]
     trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
     if trials:
         steps = sorted({num_steps for num_steps, _ in counted} - {0})
         launches = format_count(max(trial.round for trial in trials), "launch")
-        where = f"that of {one.row.reads}, " if one.is_shown_elsewhere else ""
-        yield f"Setting: {where}{describe_trials(trials)} · {join_some(steps)} steps × {launches}"
+        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {launches}"
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

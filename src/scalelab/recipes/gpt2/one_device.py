@@ -212,29 +212,27 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
         Compared("steps/s", steps, published.STEPS_PER_SECOND, str(published.STEPS_PER_SECOND)),
     ]
     sentence = (
-        f"{say('rate', rate)} tokens/s, {say('rate', steps)} steps/s of {count_tokens(arm)} tokens (published:"
-        f" {lines[0].printed} and {lines[1].printed})."
+        f"{say('rate', rate)} tokens/s, {say('rate', steps)} steps/s of {count_tokens(arm)} tokens, by the median step"
+        f" (published: {lines[0].printed} and {lines[1].printed})."
     )
     table = make_beside_table("rate", lines, title="Per second", size=size)
     return Answer(
         main=Main("rate", *lines[0]),
         tables=keep_tables(table),
         sentences=(sentence,),
-        questions=pair_questions("gpt2", "G2", answer_throughput(arm)),
+        questions=pair_questions("gpt2", "G2", {"throughput": f"{count_timed(arm)} {sentence}"}),
     )
 
 
-def answer_throughput(arm: Arm) -> dict[str, str]:
-    """Total tokens and time of the timed steps of all launches, and the rates."""
+def count_timed(arm: Arm) -> str:
+    """Total tokens and time of the timed steps of all launches."""
     num_steps = sum(len(steps) for steps in arm.clean)
     seconds = sum(sum(steps) for steps in arm.clean)
-    tokens = count_tokens(arm) * num_steps
-    return {
-        "throughput": f"{num_steps} timed steps after {arm.num_dropped} of warm-up per launch processed"
-        f" {tokens:,} tokens in {say('seconds', seconds)}: {say('rate', measure_rate(arm))} tokens/s,"
-        f" {say('rate', arm.step.map(lambda step: 1 / step))} steps/s by the median step (published:"
-        f" {published.TIMED_TOKENS} tokens in {published.TIMED_SECONDS} s)."
-    }
+    return (
+        f"{num_steps} timed steps after {arm.num_dropped} of warm-up per launch processed"
+        f" {count_tokens(arm) * num_steps:,} tokens in {say('seconds', seconds)} (published: {published.TIMED_TOKENS}"
+        f" in {published.TIMED_SECONDS} s)."
+    )
 
 
 def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
@@ -245,6 +243,11 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
     rate = compare_printed("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)
     days = compare_printed("days", future.days, published.TARGET_DAYS)
     years = compare_printed("years", future.years, published.TARGET_YEARS)
+    sentences = (
+        f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"
+        f" (published: {published.TARGET_YEARS}).",
+        "This assumes the same FLOP/s, no communication and enough memory.",
+    )
     return Answer(
         main=Main("rate", "years for 1T parameters, 10T tokens", *years[1:]),
         tables=keep_tables(
@@ -252,21 +255,15 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
             make_beside_table("rate", [days], title="Days for 10T tokens", size=size, notes=(LETTERS,)),
             make_beside_table("rate", [years], title="Years for 10T tokens", size=size, notes=(LETTERS,)),
         ),
-        sentences=(
-            f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"
-            f" (published: {published.TARGET_YEARS}).",
-            "This assumes the same FLOP/s, no communication and enough memory.",
-        ),
+        sentences=sentences,
         questions=pair_questions(
             "gpt2",
             "G3",
             {
-                "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days,"
-                f" {say_large(future.years)} years on this device (published: {published.TARGET_TOKENS_PER_SECOND}"
-                f" tokens/s, {published.TARGET_DAYS} days, {published.TARGET_YEARS} years). FLOPs per token grow with"
-                " the parameters, so tokens/s shrink by 1T over the parameters of this model. To finish in"
-                f" a year takes {say_large(future.years)} such devices that lose nothing to each other; communication,"
-                " which this leaves out, then decides."
+                "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days"
+                f" (published: {published.TARGET_TOKENS_PER_SECOND} tokens/s, {published.TARGET_DAYS} days)."
+                f" {sentences[0]} FLOPs per token grow with the parameters, so tokens/s shrink by 1T over this model's"
+                f" parameters. To finish in a year takes {say_large(future.years)} such devices. {sentences[1]}"
             },
         ),
     )
@@ -340,7 +337,7 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
                 notes=(ACCOUNTED, "published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
             ),
         ),
-        sentences=(sentence, *explain_limit(outcome), *quote(outcome)[:2]),
+        sentences=(sentence, *explain_limit(outcome)),
         questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
     )
 

@@ -129,9 +129,19 @@ def answer_integers(found: Mapping[str, StageAnswer]) -> dict[str, str]:
     return {
         "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ"
         f" has finer steps for most weights and clamps those outside. {compare_stages(weights, sigma)}",
-        "tolerates": f"{judge_drop(weights)}: with int8 weights the network {say_change(weights)}. Rounding moves a"
-        " weight by at most half of 1/127 of the layer's largest.",
+        "tolerates": f"{judge_drop(weights)}. {describe_weights(weights)} Rounding moves a weight by at most half of"
+        " 1/127 of the layer's largest.",
     }
+
+
+def describe_weights(answer: StageAnswer) -> str:
+    return f"With int8 weights the network {describe(answer)}."
+
+
+def describe(answer: StageAnswer) -> str:
+    """`loses 1.10 points of accuracy (−1.42 to −0.72) and classifies 97.34 % of images as float does`."""
+    same = None if answer.agreement is None else answer.agreement.value
+    return f"{say_change(answer)} and classifies {say('accuracy', same)} of images as float does"
 
 
 def say_change(answer: StageAnswer) -> str:

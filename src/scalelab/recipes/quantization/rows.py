@@ -12,7 +12,7 @@ from functools import partial
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import estimate_share
-from scalelab.recipes.evidence import Compared, find_completed, keep_tables, make_beside_table, say, scale
+from scalelab.recipes.evidence import Compared, find_completed, keep_tables, make_beside_table, scale
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.quantization import published
 from scalelab.recipes.quantization.published import make_checks, read_percent
@@ -23,7 +23,8 @@ from scalelab.recipes.quantization.questions import (
     answer_forward,
     answer_integers,
     answer_weights,
-    say_change,
+    describe,
+    describe_weights,
 )
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
@@ -98,12 +99,6 @@ def measure_accuracy(answer: StageAnswer | None) -> Estimate | None:
     if answer is None or answer.counts is None:
         return None
     return estimate_share(answer.counts.both + answer.counts.won, answer.counts.num_samples)
-
-
-def describe(answer: StageAnswer) -> str:
-    """`loses 1.10 points of accuracy (−1.42 to −0.72) and classifies 97.34 % of images as float does`."""
-    same = None if answer.agreement is None else answer.agreement.value
-    return f"{say_change(answer)} and classifies {say('accuracy', same)} of images as float does"
 
 
 def compare(answer: StageAnswer | None, printed: str | None = None, what: str = "") -> Compared:
@@ -211,7 +206,6 @@ def answer_q1(outcomes: Outcomes) -> Answer:
     widest, tightest = max(spans, key=spans.__getitem__), min(spans, key=spans.__getitem__)
     sentences = (
         f"The largest weight is {spans[widest]:.1f} × 3σ in {widest} and {spans[tightest]:.1f} × 3σ in {tightest}.",
-        "Above 1, a 3σ range has finer steps for most weights and clamps the few outside it.",
     )
     return Answer(
         main=Main("ratio", f"largest weight over 3σ, {widest}", spans[widest]),
@@ -234,7 +228,7 @@ def answer_q2(size: Size, outcomes: Outcomes) -> Answer:
         compare(found.get("dequantized")),
     ]
     sentences = (
-        f"With int8 weights the network {describe(found['weights'])}.",
+        describe_weights(found["weights"]),
         f"Dequantized weights classify {count_same(found, 'dequantized', 'weights')} images as the integers do: without"
         " biases, a scale on all weights of a layer only scales the logits.",
     )

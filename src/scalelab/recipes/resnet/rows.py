@@ -138,7 +138,7 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main("seconds", "epoch", lines),
         tables=keep_tables(*compare_timed(size, outcomes), table),
-        sentences=(*sentences, *quote(outcome)[:1]),
+        sentences=tuple(sentences),
         questions=pair_questions("resnet", "R1", answer_batches(list_arms(outcome), read_timed(size, outcomes))),
     )
 
@@ -293,7 +293,7 @@ def answer_r7(outcomes: Outcomes) -> Answer:
         f"{arm.label}: {say('seconds', arm.phase('input'))} loading, {say('seconds', measure_computing(arm))} training"
         for arm in loading
     ]
-    sentences = [*quote(outcomes.get("workers"))[:2], *quote(outcomes.get("optimizers"))[:2]]
+    sentences = [*quote(outcomes.get("workers"))[:2], *quote(outcomes.get("optimizers"))[:1]]
     if list_arms(outcomes.get("optimizers")):
         sentences.append(
             f"sgd and nesterov use the published settings (lr {published.BASE_RATE}, momentum {published.MOMENTUM},"
