@@ -187,7 +187,8 @@ def make_answers(*sections: Section) -> Document:
 def test_charts_of_single_steps_stand_on_the_last_page_where_they_fit() -> None:
     steps = Section(heading="Step by step", charts=tuple(replace(build_chart(), title=f"steps {i}") for i in range(4)))
     short = Section(heading="A1 · One", paragraphs=("One.",), num_answers=1)
-    pages = read_text(render_pdf(make_answers(short, steps))).split("\f")
+    empty = Section(heading="A2 · Not run yet")
+    pages = read_text(render_pdf(make_answers(short, empty, steps))).split("\f")
     assert "steps 0" in pages[0]
     long = replace(short, paragraphs=("One.",) * 40, num_answers=40)
     first, second, *_ = read_text(render_pdf(make_answers(long, steps))).split("\f")
