@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalelab.trace.collectives import (
     REQUESTS,
@@ -66,20 +67,20 @@ NCCL_PAIRS = "send_recv"
 """How NCCL's kernel is called that runs every all-to-all, gather and scatter: nothing else that was run instead."""
 
 
-def _find_steps(
-    rows: Sequence[CollectiveRow], links: Links, host_steps: Sequence[ProfilerStep]
-) -> Iterator[CollectiveRow]:
-    """The same with the step in which each was launched, or begins if no kernel of the trace has a launch."""
+def _find_steps(rows: CollectiveRows, links: Links, host_steps: Sequence[ProfilerStep]) -> NDArray[np.int64]:
+    """The step in which each was launched, or begins if no kernel of the trace has a launch."""
     is_linked = links.basis is StepBasis.LAUNCHES
-    launches = [links.launches.get(row.correlation) if row.on_device and is_linked else None for row in rows]
-    pairs = zip(rows, launches, strict=True)
-    starts = np.array([row.start_ns if launch is None else launch.start for row, launch in pairs], dtype=np.int64)
-    on_host, on_device = place_in_steps(host_steps, starts), place_in_steps(links.steps, starts)
-    for row, launch, host, device in zip(rows, launches, on_host.tolist(), on_device.tolist(), strict=True):
-        by_launch = row.on_device and is_linked
-        steps, place = (host_steps, host) if by_launch or not row.on_device else (links.steps, device)
-        is_known = place >= 0 and (launch is not None or not by_launch)
-        yield row._replace(step=_bound(steps[place].number) if is_known else UNKNOWN)
+    on_device = rows.column("on_device").astype(np.bool_)
+    starts, is_known = rows.column("start_ns"), ~on_device | (not is_linked)
+    for place in np.flatnonzero(on_device).tolist() if is_linked else ():
+        launch = links.launches.get(rows[place].correlation)
+        if launch is not None:
+            starts[place], is_known[place] = launch.start, True
+    on_host, of_device = (
+        np.array([*(_bound(step.number) for step in steps), UNKNOWN])[place_in_steps(steps, starts)]
+        for steps in (host_steps, links.steps)
+    )
+    return np.where(is_known, np.where(on_device & (not is_linked), of_device, on_host), UNKNOWN)
 
 
 class CollectiveCollector:
@@ -174,33 +175,38 @@ class CollectiveCollector:
     def finish(self, header: Header, links: Links, host_steps: Sequence[ProfilerStep]) -> CollectiveList:
         """The collectives in the order of their start."""
         groups = _Groups(header)
-        order = [int(place) for place in np.argsort(self._found.column("start_ns"), kind="stable")]
-        rows = [self._found[place] for place in order]
-        on_device = self._fill_from_requests([row for row in rows if row.on_device], links.launches)
-        on_host = self._fill_from_calls(drop_nested([row for row in rows if not row.on_device]), groups)
+        on_device = self._found.column("on_device").astype(np.bool_)
+        order = np.argsort(self._found.column("start_ns"), kind="stable")
+        on_host = drop_nested([self._found[place] for place in order[~on_device[order]].tolist()])
         finished = CollectiveRows()
-        complete = [self._complete(row, groups) for row in (*on_device, *on_host)]
-        complete.sort(key=lambda row: row.start_ns)
-        for row in _find_steps(complete, links, host_steps):
-            finished.append(row)
+        for row in self._fill_from_requests(order[on_device[order]].tolist(), links.launches):
+            finished.append(self._complete(row, groups))
+        for row in self._fill_from_calls(on_host, groups):
+            finished.append(self._complete(row, groups))
         self._found = self._calls = CollectiveRows()
         self._known = {}
+        if on_host:
+            finished = finished.take(np.argsort(finished.column("start_ns"), kind="stable"))
+        finished.set_column("step", _find_steps(finished, links, host_steps))
         return CollectiveList(finished, self._texts.texts)
 
-    def _fill_from_requests(
-        self, rows: list[CollectiveRow], launches: Mapping[int, HostCall]
-    ) -> Iterator[CollectiveRow]:
+    def _fill_from_requests(self, places: Sequence[int], launches: Mapping[int, HostCall]) -> Iterator[CollectiveRow]:
         """Kernels that say nothing themselves, filled with what the host said where it launched them."""
         other = self._texts.number("other")
         filled: dict[tuple[Any, ...], CollectiveRow] = {}
         """By what is the same for all calls of one thing."""
-        lacking = [row for row in rows if row.payload_bytes < 0 or row.kind == other]
+        is_lacking = (self._found.column("payload_bytes") < 0) | (self._found.column("kind") == other)
+        pairs = zip(
+            *(self._found.column(name)[places].tolist() for name in ("external_id", "correlation")), strict=True
+        )
+        lacking = [pair for pair, is_one in zip(pairs, is_lacking[places].tolist(), strict=True) if is_one]
         requests = Requests(self._calls) if lacking else None
-        external_ids = {row.external_id for row in lacking if row.correlation not in launches} - {UNKNOWN, 0}
+        external_ids = {external_id for external_id, number in lacking if number not in launches} - {UNKNOWN, 0}
         calls = self._find_calls(external_ids) if external_ids else {}
-        for row in rows:
+        for place in places:
+            row = self._found[place]
             launch = launches.get(row.correlation)
-            if requests is None or (row.payload_bytes >= 0 and row.kind != other):
+            if requests is None or not is_lacking[place]:
                 yield row
             elif launch is not None:
                 yield self._fill_once(row, requests.find_around(launch), filled)

@@ -277,6 +277,15 @@ class CollectiveRows:
         table = np.frombuffer(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
         return table[:, CollectiveRow._fields.index(name)].copy()
 
+    def set_column(self, name: str, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        table = np.frombuffer(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
+        table[:, CollectiveRow._fields.index(name)] = values
+
+    def take(self, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> CollectiveRows:
+        """The rows at these places, in their order."""
+        table = np.frombuffer(self._numbers, dtype=np.int64).reshape(-1, len(CollectiveRow._fields))
+        return CollectiveRows(array("q", table[places].tobytes()))
+
 
 @dataclass
 class Texts:

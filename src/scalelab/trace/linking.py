@@ -246,6 +246,8 @@ def link_records(
     unnamed = linker.list_unnamed(is_compute)
     steps, moved = linker.order_steps()
     if steps:
+        for places in linker.places:
+            places[:] = moved[places]
         num_events = linker.num_linked + linker.num_unlinked
         return Links(
             basis=StepBasis.LAUNCHES,
@@ -253,7 +255,7 @@ def link_records(
             launches=linker.launches,
             unlinked_share=linker.num_unlinked / num_events,
             unnamed=unnamed,
-            _places=[moved[places] for places in linker.places],
+            _places=linker.places,
         )
     marks = arrange_steps(device_steps) or arranged
     basis = StepBasis.DEVICE_MARKS if device_steps else StepBasis.HOST_MARKS if arranged else StepBasis.NONE

@@ -7,7 +7,7 @@ counter, and the file is still read once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -229,11 +229,9 @@ def read_rank(
             )
         links = _link(collector, spool, has_device=spans.has_device)
         tables = _make_tables(collector, spans, links, file.header)
-        breakdown = BreakdownCounter(tables.low, tables.high, tables.has_device)
-        further = [make(tables) for make in counters]
-        for window in cut_windows(links.tag(spool.in_order()), tables.steps, *spans.all):
-            for counter in (breakdown, *further):
-                counter.take(window)
+        breakdown, counted = _count(
+            tables, counters, cut_windows(links.tag(spool.in_order()), tables.steps, *spans.all)
+        )
     distributed = file.header.distributed
     return RankTrace(
         path=path,
@@ -244,11 +242,21 @@ def read_rank(
         num_events=collector.num_events,
         num_unusable=file.num_unusable,
         num_bytes=file.num_bytes,
-        breakdown=breakdown.finish(),
+        breakdown=breakdown,
         collectives=collector.collectives.finish(file.header, links, tables.host_steps),
         memory=file.memory,
-        counted=[counter.finish() for counter in further],
+        counted=counted,
     )
+
+
+def _count(tables: Tables, counters: Sequence[MakeCounter], windows: Iterable[Window]) -> tuple[Breakdown, list[Any]]:
+    """What the counters found; what they remember for it is let go before the collectives need room."""
+    breakdown = BreakdownCounter(tables.low, tables.high, tables.has_device)
+    further = [make(tables) for make in counters]
+    for window in windows:
+        for counter in (breakdown, *further):
+            counter.take(window)
+    return breakdown.finish(), [counter.finish() for counter in further]
 
 
 def _link(collector: _Collector, spool: Spool, *, has_device: bool) -> Links:
