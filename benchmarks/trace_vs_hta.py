@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import json
 import logging
 import os
@@ -56,6 +57,11 @@ IMPORTS = {
 }
 """What a tool loads before it reads, shown apart."""
 TOOLS = {"peer": "traceinsight", "hta": "scalelab trace --hta", "full": "scalelab trace"}
+LENS = "TraceLens"
+"""AMD's (github.com/AMD-AGI/TraceLens; the project of that name on PyPI is another). Shown without a bar, if it
+can be imported: its call tree, kernels by operator and GPU timeline."""
+if importlib.util.find_spec(LENS) is not None:
+    TOOLS = TOOLS | {"lens": LENS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,16 @@ def ask_peer(path: Path) -> dict[str, float]:
     overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]
     found = {name: float(parts[f"{name}_time(us)"]) for name in ("idle", "compute", "non_compute", "kernel")}
     return found | {"overlap": float(overlap["comp_comm_overlap_pctg"])}
+
+
+def ask_lens(path: Path) -> dict[str, float]:
+    """What TraceLens says about the file."""
+    from TraceLens import TreePerfAnalyzer  # type: ignore[import-not-found]
+
+    analyzer = TreePerfAnalyzer.from_file(str(path))
+    analyzer.get_df_kernel_launchers()
+    times = analyzer.get_df_gpu_timeline().set_index("type")["time ms"]
+    return {name: 1e3 * float(times[f"{name}_time"]) for name in ("idle", "computation", "exposed_comm")}
 
 
 def ask_ours(path: Path) -> dict[str, float]:
@@ -168,14 +184,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=list(INPUTS), choices=list(INPUTS))
     parser.add_argument("--traces", type=Path, default=TRACES, help="directory of the public sets")
-    parser.add_argument("--ask", choices=["peer", "ours", "build"], help=argparse.SUPPRESS)
+    parser.add_argument("--ask", choices=["peer", "lens", "ours", "build"], help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.ask == "build":
         build_file(given.traces, INPUTS[given.megabytes[0]], given.file)
         return 0
     if given.ask:
-        print(json.dumps(ask_peer(given.file) if given.ask == "peer" else ask_ours(given.file)))
+        ask = {"peer": ask_peer, "lens": ask_lens, "ours": ask_ours}[given.ask]
+        print(json.dumps(ask(given.file)))
         return 0
     if not given.traces.is_dir():
         raise SystemExit(f"{given.traces} does not exist: give the directory of the public traces with --traces")

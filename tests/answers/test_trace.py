@@ -199,6 +199,15 @@ def test_collectives_of_the_host_do_not_head_those_of_a_device(tmp_path: Path) -
     assert (longest.subject, longest.values["share"]) == ("all_reduce", 1)
 
 
+@pytest.mark.parametrize(("microseconds", "is_found"), [(50, False), (5000, True)])
+def test_short_collectives_of_the_host_are_no_finding_of_a_device(
+    tmp_path: Path, microseconds: int, is_found: bool
+) -> None:
+    builder = TraceBuilder(num_ranks=1).kernel("gemm", 0, 10_000).annotation("gloo:barrier", 0, microseconds, tid=9)
+    document = describe_traces(view_traces(tmp_path, builder))
+    assert bool(list(select(document.findings, "collective"))) is is_found
+
+
 def test_graphs_come_first_where_they_start_most_kernels(tmp_path: Path) -> None:
     builder = build_rank(0).launch("cudaGraphLaunch", 3000, 5, correlation=77)
     for number in range(9):

@@ -130,6 +130,29 @@ def test_a_host_that_is_late_for_another_reason_does_not_poll(tmp_path: Path) ->
     assert find([builder], tmp_path).sum_by_piece()[StepPiece.HOST] == (1, 4_490_000)
 
 
+def test_a_launch_that_loads_its_kernel_is_time_of_the_host(tmp_path: Path) -> None:
+    """As on MI250: one hipLaunchKernel of 6.5 ms, whose kernel begins when it returns."""
+    builder = TraceBuilder(num_ranks=1).launch("hipLaunchKernel", 0, 5, 1).kernel("gemm", 10, 20, correlation=1)
+    builder.launch("hipLaunchKernel", 50, 6500, 2).kernel("add", 6560, 20, correlation=2)
+    builder.launch("hipLaunchKernel", 6600, 5, 3).kernel("add", 6610, 20, correlation=3)
+    found = find([builder], tmp_path)
+    assert found.sum_by_piece()[StepPiece.HOST][1] == 6_600_000
+    assert {one.change: one.span_ns for one in found.what_ifs}["the host launches in no time"] < 100_000
+
+
+def test_a_host_that_copies_blocking_waits_for_the_device(tmp_path: Path) -> None:
+    """As in a decode on MI300: the stream waits for something unrecorded, and the host in its copy for the stream."""
+    builder = TraceBuilder(num_ranks=1).launch("hipLaunchKernel", 0, 5, 1).kernel("add", 10, 20, correlation=1)
+    builder.launch("hipLaunchKernel", 40, 5, 2).kernel("resolve", 9000, 20, stream=8, correlation=2)
+    builder.launch("hipMemcpyWithStream", 60, 9000, 3)
+    builder.copy("Memcpy DtoH (Device -> Host)", 9030, 10, stream=8, correlation=3)
+    builder.launch("hipLaunchKernel", 9080, 5, 4).kernel("add", 9090, 20, correlation=4)
+    pieces = find([builder], tmp_path).sum_by_piece()
+    assert next(iter(pieces)) is StepPiece.OTHER
+    assert pieces[StepPiece.OTHER][1] > 8_800_000
+    assert pieces[StepPiece.HOST][1] < 100_000
+
+
 def test_a_path_among_others_that_are_nearly_as_long_is_named_so(tmp_path: Path) -> None:
     builder = TraceBuilder(num_ranks=1)
     for number in range(10):  # one stream is always busy, the host launches the last kernel of the other late

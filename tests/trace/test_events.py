@@ -133,6 +133,11 @@ def test_further_patterns_are_searched_as_they_are_written() -> None:
         ("python_function", "nn.Module: Linear_3", Kind.MODULE),
         ("python_function", "<built-in function linear>", Kind.OTHER),
         ("user_annotation", "my range", Kind.ANNOTATION),
+        ("mtia_ccp_events", "fc-dtype_Float", Kind.COMPUTE),
+        ("mtia_ccp_events", "dma_request", Kind.COPY),
+        ("mtia_ccp_events", "event_wait", Kind.OTHER),
+        ("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", Kind.LAUNCH),
+        ("xpu_driver", "zeCommandQueueSynchronize", Kind.RUNTIME),
     ],
 )
 def test_everything_else_goes_by_category_and_name(category: str, name: str, kind: Kind) -> None:

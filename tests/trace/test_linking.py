@@ -94,6 +94,18 @@ def test_an_annotation_around_the_launch_says_what_a_kernel_does(tmp_path: Path)
     assert (found.kind, found.ran_as, found.payload_bytes) == ("all_to_all", "", 4 * 6144)
 
 
+@pytest.mark.parametrize(("num_kernels", "is_announced"), [(1, True), (4, True), (5, False)])
+def test_an_annotation_that_stays_open_does_not_make_everything_in_it_communication(
+    tmp_path: Path, num_kernels: int, is_announced: bool
+) -> None:
+    """As on MTIA, where one `hccl:all_to_all` encloses the whole forward pass."""
+    builder = TraceBuilder(num_ranks=8).annotation("hccl:all_to_all", 0, 10_000)
+    for number in range(num_kernels):
+        builder.launch("cudaLaunchKernel", 10 * number + 5, 2, number + 1)
+        builder.kernel("fc-dtype_Float", 100 * number + 50, 90, correlation=number + 1)
+    assert len(read_rank(builder.write(tmp_path / "t.json")).collectives) == (num_kernels if is_announced else 0)
+
+
 def test_a_request_on_another_thread_is_not_that_of_the_kernel(tmp_path: Path) -> None:
     builder = TraceBuilder().annotation("nccl:all_to_all", 2, 10, tid=5).launch("cudaLaunchKernel", 5, 2, 41, tid=1)
     builder.kernel("ncclKernel_SendRecv()", 50, 9, correlation=41)

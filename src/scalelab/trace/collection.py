@@ -35,7 +35,7 @@ from scalelab.trace.collectives import (
     read_operator_message,
 )
 from scalelab.trace.files.events import Arguments, GroupInfo, Header, TimedEvent
-from scalelab.trace.kinds import MOST_NAMES, RECORD, REQUEST, find_collective_kind, find_peer
+from scalelab.trace.kinds import KERNEL_CATEGORIES, MOST_NAMES, RECORD, REQUEST, find_collective_kind, find_peer
 from scalelab.trace.linking import (
     CollectiveCall,
     CollectiveRun,
@@ -124,7 +124,7 @@ class CollectiveCollector:
             self.take(event, kernel.start, kernel.end, kernel.lane, is_run=True)
 
     def _read_collective(self, event: TimedEvent) -> CollectiveRow:
-        on_device = event.cat.lower() == "kernel"
+        on_device = event.cat.lower() in KERNEL_CATEGORIES
         ran = find_collective_kind(event.name)
         asked = find_collective_kind(event.args.collective) if event.args.collective else "other"
         kind = ran if asked == "other" else asked

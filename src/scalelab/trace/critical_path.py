@@ -7,7 +7,8 @@ between:
     kernel        follows its launch by the usual latency, and the kernel before it on its stream; if it begins within
                   `NEAR_NS` of the end of a kernel on another stream, and later than both, it waited for that one
     collective    of matched ranks: all kernels have begun, then the transfer
-    synchronize   the host waits for the last kernel that ended before the call returned
+    synchronize   the host waits for the last kernel that ended before the call returned, or for its own copy
+    slow launch   of over `LONGEST_LATENCY_NS`, whose kernel begins after it (it loaded the kernel): host time
     poll          the host calls nothing until the end of the kernel launched last, or its last tenth: it read memory
                   that this kernel writes (DeepEP's dispatch waits for the number of tokens so)
 
@@ -83,8 +84,7 @@ class Graph:
 
     def add(self, time: int) -> int:
         """A moment; the first is the begin of everything."""
-        self.times.append(time)
-        return len(self.times) - 1
+        return self.extend([time])[0]
 
     def extend(self, times: Sequence[int]) -> list[int]:
         """Several moments."""
@@ -232,15 +232,12 @@ class CriticalCounter:
             is_kernel &= records["step"] == self._place
         if self._mark is not None:
             is_call &= (records["start"] >= self._mark.start) & (records["start"] < self._mark.end)
-        kept = records.compress(is_kernel | is_call)
-        if len(kept):
-            self._kept.append(kept)
-            self._num_kept += len(kept)
+        self._kept.append(records.compress(is_kernel | is_call))
+        self._num_kept += len(self._kept[-1])
 
     def finish(self) -> StepRecords:
-        found = join_records(self._kept)
         is_whole = self._num_kept <= MOST_RECORDS
-        kept = found if is_whole else found[:0]
+        kept = join_records(self._kept if is_whole else [])
         on_device = kept["on_device"].astype(bool)
         kernels, calls = kept.compress(on_device), kept.compress(~on_device)
         return StepRecords(step=self._number, names=self._names, kernels=kernels, calls=calls, is_whole=is_whole)
@@ -347,10 +344,14 @@ def _add_calls(
     ended = kernel_ends[order]
     by_start = np.argsort(starts, kind="stable")
     waits = {number for number in find_distinct(step.calls["name"]).tolist() if _WAITS.search(step.names[number])}
-    columns = (starts, ends, step.calls["correlation"], step.calls["name"])
+    columns = [one[by_start].tolist() for one in (starts, ends, step.calls["correlation"], step.calls["name"])]
+    next_starts = [*columns[0][1:], 1 << 62][: len(starts)]
     places = {number: place for place, number in enumerate(step.kernels["correlation"].tolist())}
-    returned, last = time, -1
-    for start, stop, number, name in zip(*(column[by_start].tolist() for column in columns), strict=True):
+    returned, last, copies = time, -1, set(np.flatnonzero(step.kernels["kind"] == Kind.COPY).tolist())
+    for start, stop, number, name, following in zip(*columns, next_starts, strict=True):
+        own = places.get(number, -1)
+        if own >= 0 and start + LONGEST_LATENCY_NS < stop <= min(following, graph.times[begins[own]]):
+            start = stop
         moment = graph.add(start)
         began, ended_at = (graph.times[one[last]] for one in (begins, moments)) if last >= 0 else (0, 0)
         early = min((ended_at - began) // 10, LONGEST_LATENCY_NS)
@@ -361,15 +362,15 @@ def _add_calls(
         else:
             graph.join(before, moment, start - time, label)
         launched[number] = moment
-        last = places.get(number, last)
+        last = own if own >= 0 else last
         before, time, returned = moment, start, max(returned, stop)
-        if name in waits:
-            latest = int(np.searchsorted(ended, stop, side="right")) - 1
-            if latest >= 0 and int(ended[latest]) > start:
-                done = graph.add(stop)
-                graph.join(moment, done, 0)
-                graph.join(moments[int(order[latest])], done, stop - int(ended[latest]), label)
-                before, time = done, stop
+        latest = int(np.searchsorted(ended, stop, side="right")) - 1 if name in waits else -1
+        awaited = int(order[latest]) if latest >= 0 else own if own in copies else -1
+        if awaited >= 0 and start < int(kernel_ends[awaited]) <= stop:
+            done = graph.add(stop)
+            graph.join(moment, done, 0)
+            graph.join(moments[awaited], done, stop - int(kernel_ends[awaited]), label)
+            before, time = done, stop
     return launched
 
 

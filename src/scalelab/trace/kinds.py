@@ -111,7 +111,9 @@ _WORK = re.compile(r"^(?!c10d|_c10d|autograd::|torch::autograd|FSDP::|nccl)\w+::
 """Operators that do work themselves: they have a namespace (aten::mm, mine::fused), or were made by a compiler. What
 is called otherwise (an autograd node, DDP's forward, an optimizer's step) calls such operators, and may wait too."""
 _WAITING = re.compile(r"^_?c10d(_functional)?::wait_tensor")
-_LAUNCH = re.compile(r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)", re.IGNORECASE)
+_LAUNCH = re.compile(
+    r"^(cu|hip|sycl|ur|ze)\w*(Launch|Memcpy|Memset|EnqueueKernel)|^runFunction|^enqueueCommand memcpy", re.IGNORECASE
+)
 _STEP = re.compile(r"^ProfilerStep\s*#?(\d+)")
 
 _CATEGORIES = {
@@ -123,7 +125,16 @@ _CATEGORIES = {
     "overhead": Kind.OTHER,
     "trace": Kind.OTHER,
 }
-_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
+_RUNTIME = (
+    "cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime",
+    "privateuse1_driver", "mtia_runtime",
+)  # fmt: skip
+MTIA = "mtia_ccp_events"
+"""What Meta's MTIA runs, kernels and copies alike."""
+_MTIA_NAMES = {"dma_request": Kind.COPY, "event_wait": Kind.OTHER, "event_record": Kind.OTHER}
+"""Of what is not a kernel; an event runs nothing."""
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation", MTIA)
+KERNEL_CATEGORIES = ("kernel", MTIA)
 
 
 MODULE = "nn.Module: "
@@ -185,10 +196,11 @@ class Classifier:
         return found
 
     def _classify(self, category: str, name: str) -> Kind:
-        if category == "kernel":
+        known = _MTIA_NAMES.get(name) if category == MTIA else _CATEGORIES.get(category)
+        if known is not None:
+            return known
+        if category in KERNEL_CATEGORIES:
             return Kind.COMMUNICATION if self._communicates(name) else Kind.COMPUTE
-        if category in _CATEGORIES:
-            return _CATEGORIES[category]
         if category == "python_function":
             return _classify_function(name)
         if category in _RUNTIME:

@@ -18,6 +18,7 @@ annotation gets the last free call before it that agrees in size.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +42,8 @@ from scalelab.trace.windows import (
 )
 
 MOST_LAUNCHES = 1 << 18
+MOST_UNNAMED = 4
+"""Kernels of one collective whose names do not say that they communicate."""
 
 Integers = NDArray[np.int64]
 
@@ -181,10 +184,15 @@ class _Linker:
                 self._unnamed.append((request, kernel))
 
     def list_unnamed(self, is_compute: Callable[[int], bool]) -> list[Unnamed]:
-        """Kernels of requests that have no other; their launches are remembered."""
+        """Kernels of requests that have no other, and few of these; their launches are remembered.
+
+        An annotation that stays open until the collective is over may enclose a whole forward pass.
+        """
         found = []
+        counts = Counter(request for request, _ in self._unnamed)
         for request, kernel in self._unnamed:
-            if request not in self._answered and not is_compute(kernel.name):
+            is_few = counts[request] <= MOST_UNNAMED
+            if is_few and request not in self._answered and not is_compute(kernel.name):
                 self.launches[kernel.correlation] = self._asked[kernel.correlation][1]
                 found.append(kernel)
         return found

@@ -19,13 +19,19 @@ from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
 from scalelab.trace.files.events import NO_READINGS, Batch, Header, Readings
 from scalelab.trace.files.reader import find_rank, open_trace
-from scalelab.trace.kinds import MOST_NAMES, Classifier, Kind, read_step_number, requests_collective
+from scalelab.trace.kinds import (
+    DEVICE_CATEGORIES,
+    MOST_NAMES,
+    Classifier,
+    Kind,
+    read_step_number,
+    requests_collective,
+)
 from scalelab.trace.linking import Links, StepBasis, link_host, link_records
 from scalelab.trace.rank_time import Breakdown, BreakdownCounter
 from scalelab.trace.windows import RECORD, ProfilerStep, Spool, Window, arrange_steps, cut_windows
 from scalelab.trace.work import FORMULAS, Work, Works
 
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation")
 ALWAYS_KEPT = (Kind.COMMUNICATION, Kind.STEP, Kind.DEVICE_STEP, Kind.REQUEST)
 OTHER_NAMES = "(other names)"
 DEVICE_BACKENDS = re.compile(r"nccl|rccl|hccl|xccl|cncl|mccl|^ccl", re.IGNORECASE)

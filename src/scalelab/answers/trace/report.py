@@ -73,6 +73,8 @@ DOUBTS = {
     )
 }
 UNUSABLE = CautionKind("unusable-events", "Events that could not be used", "noise", ("num_events",))
+LEAST_BESIDE = 0.01
+"""Of the time of all ranks: shorter collectives of host threads beside devices are not worth a finding."""
 MOST_IS = 0.5
 """A larger share is most of it."""
 QUESTION = "What does communication cost, and where does the time go?"
@@ -182,7 +184,9 @@ def _summarise_last(view: TraceView) -> Iterator[Finding]:
 def _summarise_kinds(view: TraceView) -> Iterator[Finding]:
     kinds = [kind for kind in view.kinds if not kind.is_beside]
     total = sum(kind.total_ns for kind in kinds)
-    if not total:
+    spans = sum(view.find_parts(trace).span_ns for trace in view.timed_ranks.values())
+    is_beside = view.has_device and not any(trace.collectives.num_on_device for trace in view.job.ranks)
+    if not total or (is_beside and total < LEAST_BESIDE * spans):
         return
     longest = kinds[0]
     transfers = summarise_transfers(view.matching) if view.matching else ()
