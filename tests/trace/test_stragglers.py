@@ -105,6 +105,66 @@ def test_a_stage_is_named_where_all_of_it_is_slow(tmp_path: Path) -> None:
     assert (one.kind, one.name, one.ranks) == ("stage", "stage 1", (4, 5, 6, 7))
 
 
+class PipelineBuilder(FleetBuilder):
+    """A rank of four pipelines with two stages: rank 2k sends to rank 2k + 1."""
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        return {f"mesh_pp {self.rank // 2}": [self.rank // 2 * 2, self.rank // 2 * 2 + 1], "dp": list(range(8))}
+
+
+def build_pipelines(directory: Path, long_us: float) -> Sequence[Path]:
+    """Every step, four batches pass two stages, then all ranks reduce; the second stage computes for `long_us`."""
+    builders = [PipelineBuilder(rank=rank, num_ranks=8) for rank in range(8)]
+    now, step_us = 0.0, 4 * max(OWN_US, long_us) + min(OWN_US, long_us) + 2 * TRANSFER_US
+    for step in range(STEPS):
+        for builder in builders:
+            stage, free, number = builder.rank % 2, now, 100 * step
+            builder.step(step, now - 8, step_us)
+            for batch in range(4):
+                sent = now + (batch + 1) * OWN_US
+                peer = builder.groups[f"mesh_pp {builder.rank // 2}"][1 - stage]
+                args = {"Group size": 2, "Process Group Name": f"mesh_pp {builder.rank // 2}", "Seq": 7 * stage + batch}
+                args |= {"Src Rank" if stage else "Dst Rank": peer}
+                begin = free if stage else sent
+                met = max(sent, now if stage == 0 else free)
+                if stage == 0:  # the second stage takes the next batch after it computed the last one
+                    met = max(sent, now + 1 + (0 if not batch else OWN_US + TRANSFER_US + batch * long_us))
+                builder.collective(
+                    "recv" if stage else "send", begin, met + 1 - begin, correlation=number + batch, **args
+                )
+                builder.launch("cudaLaunchKernel", begin - 5, 1, correlation=number + batch)
+                free = met + 1
+                builder.kernel("gemm", sent - OWN_US if stage == 0 else free, OWN_US if stage == 0 else long_us)
+                free += long_us if stage else 0.0
+            low = free if stage else now + 4 * OWN_US
+            args = {"Group size": 8, "Process Group Name": "dp"}
+            builder.collective("allreduce", low, now + step_us - 10 - low, correlation=number + 50, **args)
+            builder.launch("cudaLaunchKernel", low - 5, 1, correlation=number + 50)
+        now += step_us
+    return [builder.write(directory / f"rank{builder.rank}.json") for builder in builders]
+
+
+def test_a_long_stage_is_named_with_the_time_of_equal_ones(tmp_path: Path) -> None:
+    job = read_ranks(build_pipelines(tmp_path, 2 * OWN_US))
+    assert job.matching is not None
+    assert (job.matching.num_point_to_point, {g.sender for g in job.matching.groups}) == (0, {None, 0, 2, 4, 6})
+    fleet = inspect_fleet(job)
+    assert fleet is not None
+    (one,) = fleet.stragglers
+    assert (one.kind, one.name, one.ranks) == ("long stage", "stage 1", (1, 3, 5, 7))
+    assert one.slower == pytest.approx(1 / 3, abs=0.01)
+    assert 0.05 < one.saved < 0.3
+    (first, *_) = describe_fleet(TraceView(job=job)).findings
+    assert "Stage 1 computes 33 % longer than the mean of all stages; with layers spread evenly" in first.text
+
+
+def test_equal_stages_are_not_long(tmp_path: Path) -> None:
+    fleet = inspect_fleet(read_ranks(build_pipelines(tmp_path, OWN_US)))
+    assert fleet is not None
+    assert fleet.stragglers == ()
+
+
 def test_a_replay_of_what_was_measured_gives_what_was_measured(tmp_path: Path) -> None:
     job = read_ranks(build_fleet(tmp_path, {5: 1.3}))
     assert job.matching is not None

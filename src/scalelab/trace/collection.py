@@ -11,7 +11,7 @@ that requested it (`linking.py`), which may be something else: gloo runs a reduc
 tensor. Nested annotations on one thread are one collective. NCCL's host annotations (`nccl:all_reduce`) do not count:
 the kernel does. A kernel of unknown name that one of them launched, with no other that communicates, is a collective.
 
-A collective and a request take 160 bytes each while a file is read; this is the part that grows with the file.
+A collective and a request take 168 bytes each while a file is read; this is the part that grows with the file.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class CollectiveCollector:
         """An event that is communication (`is_run`), or something on the host that may have asked for some."""
         args = event.args
         key = (is_run, event.cat, event.name, args.collective, args.in_elements, args.out_elements, args.element_type,
-               args.group_name, args.group_size, bytes(args.input_dims), bytes(args.input_types))  # fmt: skip
+               args.group_name, args.group_size, args.sender, args.receiver, bytes(args.input_dims),
+               bytes(args.input_types))  # fmt: skip
         same = self._known.get(key)
         if same is None:
             same = (self._read_collective if is_run else self._read_call)(event)[NUM_OWN:]
@@ -169,6 +170,7 @@ class CollectiveCollector:
             element_bytes=UNKNOWN if size.element_bytes is None else size.element_bytes,
             is_piece=int(size.is_piece),
             received_bytes=UNKNOWN if received_bytes is None else received_bytes,
+            peer_rank=_bound({"send": args.receiver, "recv": args.sender}.get(kind, UNKNOWN), LARGEST_GROUP),
             is_record=int(event.name == RECORD),
         )
 
@@ -195,7 +197,10 @@ class CollectiveCollector:
         other = self._texts.number("other")
         filled: dict[tuple[Any, ...], CollectiveRow] = {}
         """By what is the same for all calls of one thing."""
-        is_lacking = (self._found.column("payload_bytes") < 0) | (self._found.column("kind") == other)
+        kinds, transfers = self._found.column("kind"), [self._texts.number(kind) for kind in ("send", "recv")]
+        has_peer = np.maximum(self._found.column("peer"), self._found.column("peer_rank")) >= 0
+        is_lacking = (self._found.column("payload_bytes") < 0) | (kinds == other)
+        is_lacking |= find_among(kinds, transfers) & ~has_peer
         pairs = zip(
             *(self._found.column(name)[places].tolist() for name in ("external_id", "correlation")), strict=True
         )
@@ -230,6 +235,8 @@ class CollectiveCollector:
         """What a kernel does not say, from the calls around its launch, the innermost first."""
         if not calls:
             return row
+        if row.payload_bytes >= 0 and row.kind != self._texts.number("other"):
+            return row._replace(peer=max(row.peer, *(call.peer for call in calls)))
         other, pairs = self._texts.number("other"), self._texts.number(NCCL_PAIRS)
         asked = next((call.kind for call in calls if call.kind != other), row.kind)
         ran = row.ran_as if row.ran_as else row.kind
@@ -307,7 +314,9 @@ class CollectiveCollector:
             payload_bytes = UNKNOWN if counted is None else counted
         if text[row.kind] == BARRIER:
             payload_bytes = UNKNOWN
-        return row._replace(group=self._texts.number(name), group_size=group_size, payload_bytes=payload_bytes)
+        peer = row.peer if row.peer >= 0 else groups.find_place(name, row.peer_rank)
+        number = self._texts.number(name)
+        return row._replace(group=number, group_size=group_size, payload_bytes=payload_bytes, peer=peer)
 
 
 class _Groups:
@@ -327,6 +336,11 @@ class _Groups:
         """The ranks of a group. Where none is listed, or all are alike, the name does not matter."""
         found = self._find_listed(name)
         return found if found is not None and 0 < found < LARGEST_GROUP else None
+
+    def find_place(self, name: str, rank: int) -> int:
+        """Of a rank of the job within a group; the rank itself if its ranks are not listed."""
+        ranks = self._groups[name].ranks if name in self._groups else []
+        return ranks.index(rank) if rank in ranks else UNKNOWN if ranks else rank
 
     def _find_listed(self, name: str) -> int | None:
         if name in self._groups:

@@ -244,6 +244,8 @@ class CollectiveRow(NamedTuple):
     element_bytes: int
     is_piece: int
     received_bytes: int
+    peer_rank: int
+    """The peer's rank in the whole job, where the event says that."""
     is_record: int
     """Whether it is torch's record of a call, and not the operator around it or the annotation in it."""
 

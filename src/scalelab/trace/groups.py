@@ -26,6 +26,8 @@ class GroupKey:
     """Whether the group, or that it is a collective at all, has to be confirmed by time."""
     stream: int = -1
     """The how-maniest stream of its rank, if the group is not recorded."""
+    is_transfer: bool = False
+    """Whether the first member sends to the second."""
 
     def __lt__(self, other: GroupKey) -> bool:
         return self._order < other._order
@@ -109,4 +111,4 @@ class GroupFinder:
             return
         peer = members[collective.peer] if collective.peer < len(members) else collective.peer
         ends = (self._rank, peer) if collective.kind == "send" else (peer, self._rank)
-        yield GroupKey(f"{ends[0]} → {ends[1]}", ends, collective.on_device)
+        yield GroupKey(f"{ends[0]} → {ends[1]}", ends, collective.on_device, is_transfer=True)

@@ -53,6 +53,8 @@ class MatchedGroup:
     """Those with a trace."""
     group_size: int | None
     """All of them, where known."""
+    sender: int | None
+    """Of transfers between two ranks: who sends, and need not wait for its end."""
     kinds: tuple[str, ...]
     payload_bytes: tuple[int | None, ...]
     places: Times
@@ -174,7 +176,7 @@ def match_collectives(ranks: Mapping[int, RankTrace]) -> Matching:
     found = [_match_lanes(key, lanes[key], hosts) for key in sorted(lanes) if _is_one_group(lanes[key])]
     found = _confirm(found)
     clocks = _set_clocks(ranks, [(one.lanes, one.table) for one in found])
-    groups = tuple(_make_group(one.key.name, one.lanes, one.table, clocks) for one in found if len(one.table))
+    groups = tuple(_make_group(one.key, one.lanes, one.table, clocks) for one in found if len(one.table))
     matched, transfers = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
     inferred = dict.fromkeys(ranks, 0)
     for one in found:
@@ -263,7 +265,8 @@ def _match_lanes(key: GroupKey, lanes: Mapping[int, _GroupLane], hosts: Mapping[
 
 
 def _match_pair(left: _GroupLane, right: _GroupLane, *, is_same_clock: bool) -> Pairing:
-    if all(c.sequence is not None for c in (*left.collectives, *right.collectives)):
+    both = (*left.collectives, *right.collectives)
+    if all(c.sequence is not None and c.kind not in POINT_TO_POINT for c in both):  # a rank numbers those to all peers
         pairs = _match_by_sequence(left.collectives, right.collectives)
         return Pairing(pairs, agreement=measure_agreement(left.ends[pairs[:, 0]], right.ends[pairs[:, 1]]))
     return pair_ends(left.pairable, right.pairable, is_same_clock=is_same_clock)
@@ -334,13 +337,16 @@ def _collect_ends(
     return others, knowns, not found[True]
 
 
-def _make_group(name: str, lanes: Mapping[int, _GroupLane], table: Times, clocks: Mapping[int, Clock]) -> MatchedGroup:
+def _make_group(
+    key: GroupKey, lanes: Mapping[int, _GroupLane], table: Times, clocks: Mapping[int, Clock]
+) -> MatchedGroup:
     first = next(iter(lanes.values()))
     columns = [(rank, lane, table[:, index]) for index, (rank, lane) in enumerate(lanes.items())]
     return MatchedGroup(
-        name=name,
+        name=key.name,
         ranks=tuple(lanes),
         group_size=first.collectives[0].group_size,
+        sender=key.members[0] if key.is_transfer else None,
         kinds=tuple(name_kind(first.collectives[place]) for place in table[:, 0]),
         payload_bytes=tuple(first.collectives[place].payload_bytes for place in table[:, 0]),
         places=np.stack([np.array(lane.places, dtype=np.int64)[places] for _, lane, places in columns], axis=1),

@@ -1,26 +1,27 @@
 """Which ranks, hosts, rails, stages and links slow a job of many ranks down, and its time without them.
 
-Matched collectives tie the ranks together. A rank enters one after its *own time*: from the end of its collective
-before to the start of this one. It leaves once the last rank has come and the transfer is over. So a job is a graph of
-own times and transfers, and it can be replayed with other numbers, as in "Understanding Stragglers in Large Model
-Training Using What-if Analysis" (OSDI 2025): with the measured ones the replay gives the measured ends, with some of
-them replaced by what is usual it gives the job without that straggler. Own times need no common clock.
+Matched collectives tie the ranks together. A rank enters one after its *own time*: from the end of the last collective
+that it left (what it sends, it need not wait for) to the start of this one. It leaves once the last rank has come and
+the transfer is over. So a job is a graph of own times and transfers that can be replayed with others, as in
+"Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): with what is usual for some ranks
+it is the job without that straggler. Unlike there, gaps without a record stay, and only ranks that do the same are made
+equal. No common clock is needed.
 
-Usual is the median over the ranks that run the same list of collectives (kinds and sizes), place by place. A rank is
-slow if its own time is longer by more than `DEVIATIONS` robust standard deviations of all ranks, and by `LEAST_SLOW`,
-in the median over steps: a single slow step is not a straggler. If most ranks of a stage, a rail (the same place on
-every host) or a host are slow, it is that which is slow.
+Usual is the median over the ranks that run the same collectives (kinds and sizes). A rank is slow if its own time is
+longer by more than `DEVIATIONS` robust standard deviations of all ranks, and by `LEAST_SLOW`, in the median over steps:
+a single slow step is not a straggler. If most ranks of a stage, a rail (the same place on every host) or a host are
+slow, it is that which is slow. Stages of a pipeline do different things: one is long if it computes for `LEAST_LONG`
+more than the mean of all, and without it every stage takes the mean.
 
-A slow link does not delay own times: it lengthens the transfers of every group that uses it. Groups are compared with
-others at the same place of the list; the ranks whose groups are all slow have the slow link. With only one kind of
-group, the group is named.
+A slow link lengthens the transfers of every group that uses it: ranks whose groups are all slow have it. With only one
+kind of group, the group is named.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,6 +39,9 @@ DEVIATIONS = 6.0
 LEAST_SLOW = 0.03
 """Of the own time; less is not worth a word."""
 LEAST_SLOW_LINK = 0.1
+LEAST_LONG, LEAST_SAVED = 0.05, 0.005
+ROUNDING_NS, ROUNDING = 100_000.0, 0.01
+"""Rounded times let a collective begin this much before the end of the one it waits for, or this share of it."""
 FEWEST_ALIKE = 4
 """Fewer ranks, or groups, have no usual time."""
 MOST_OF_UNIT = 0.75
@@ -62,7 +66,7 @@ class SlowPart:
     """Something that slows the job down."""
 
     kind: str
-    """stage, rail, host, rank, link or group."""
+    """stage, rail, host, rank, link, group or long stage."""
     name: str
     ranks: tuple[int, ...]
     slower: float
@@ -118,7 +122,7 @@ class Replay:
     groups: Places
     """The number of the group, by row."""
     index: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The place in the rank's list."""
+    """The place in the rank's list, sorted by what is done."""
     role: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def run(self, own: Floats, tail: Floats) -> float:
@@ -148,37 +152,36 @@ def inspect_fleet(job: JobTrace) -> Fleet | None:
     replay = build_replay(matching.groups, ranks)
     places = find_places(ranks)
     usual_own, usual_tail = _find_usual(replay.own, replay.positions), _find_usual(replay.tail, replay.positions)
-    slow = score_ranks(replay, usual_own)
-    own_found = attribute(slow, places)
+    own_found = attribute(score_ranks(replay, usual_own), places)
     links = find_slow_links(replay, [group.ranks for group in matching.groups], places)
+    are_equal = any(one.kind == "stage" for one in own_found)  # they are compared place by place
+    scale = np.ones(len(replay.own)) if are_equal else balance_stages(replay, places, ranks)
     span = replay.run(replay.own, replay.tail)
 
     def save(stragglers: Iterable[SlowPart]) -> float:
-        own, tail = replay.own.copy(), replay.tail.copy()
+        own, tail = replay.own, replay.tail
         for one in stragglers:
-            if one.kind in ("link", "group"):
-                is_own = np.isin(replay.row, np.unique(replay.row[np.isin(replay.rank, one.ranks)]))
-                tail[is_own] = np.minimum(tail, usual_tail)[is_own]
+            if one.kind == "long stage":
+                own = own * scale
+            elif one.kind in ("link", "group"):
+                rows = np.unique(replay.row[np.isin(replay.rank, one.ranks)])
+                tail = np.where(np.isin(replay.row, rows), np.minimum(tail, usual_tail), tail)
             else:
-                is_own = np.isin(replay.rank, one.ranks)
-                own[is_own] = np.minimum(own, usual_own)[is_own]
+                own = np.where(np.isin(replay.rank, one.ranks), np.minimum(own, usual_own), own)
         return max(0.0, 1 - replay.run(own, tail) / span) if span > 0 else 0.0
 
-    found = [*own_found, *links]
-    stragglers = sorted((_replace(one, save([one])) for one in found), key=lambda one: -one.saved)
+    found = [*own_found, *links, *(one for one in find_long_stage(replay, places, scale) if save([one]) > LEAST_SLOW)]
+    found = found if save(found) > LEAST_SAVED else []
+    stragglers = sorted((replace(one, saved=save([one])) for one in found), key=lambda one: -one.saved)
     return Fleet(
         places=places,
         stragglers=tuple(stragglers),
         alike=tuple(_group_alike(replay, stragglers)),
         span_ns=span,
-        saved=save(found) if found else 0.0,
-        saved_if_equal=max(0.0, 1 - replay.run(usual_own, usual_tail) / span) if span > 0 else 0.0,
+        saved=save(found),
+        saved_if_equal=max(0.0, 1 - replay.run(usual_own * scale, usual_tail) / span) if span > 0 else 0.0,
         lateness=_list_lateness(replay),
     )
-
-
-def _replace(one: SlowPart, saved: float) -> SlowPart:
-    return SlowPart(kind=one.kind, name=one.name, ranks=one.ranks, slower=one.slower, saved=saved)
 
 
 def build_replay(groups: Sequence[MatchedGroup], ranks: Mapping[int, RankTrace]) -> Replay:
@@ -194,20 +197,20 @@ def build_replay(groups: Sequence[MatchedGroup], ranks: Mapping[int, RankTrace])
     step = np.concatenate([[steps[r][p] for r, p in zip(g.ranks, g.places[row], strict=True)] for g, _, row in rows])
     edges = np.concatenate([[0], np.cumsum(counts)])
     last = np.repeat(np.maximum.reduceat(start, edges[:-1]), counts)
+    is_sent = rank == np.repeat([NONE if group.sender is None else group.sender for group, _, _ in rows], counts)
     before, index, role = np.full(len(rank), NONE), np.zeros(len(rank), dtype=np.int64), np.zeros_like(rank)
-    what = np.repeat(
-        [hash((g.kinds[row], g.payload_bytes[row] if g.kinds[row] != "all_to_all" else None)) for g, _, row in rows],
-        counts,
-    )
+    what = 2 * np.repeat([_describe(group, row) for group, _, row in rows], counts) + is_sent
+    over = end - np.minimum(ROUNDING_NS, ROUNDING * (end - start))
     roles: dict[tuple[int, ...], int] = {}
     order = np.lexsort((start, rank))
     for own in np.split(order, np.flatnonzero(np.diff(rank[order])) + 1):
-        ends = np.maximum.accumulate(end[own])
-        reaching = np.maximum.accumulate(np.where(end[own] >= ends, np.arange(len(own)), 0))
-        latest = np.searchsorted(ends, start[own], side="right") - 1
-        before[own] = np.where(latest >= 0, own[reaching[np.maximum(latest, 0)]], NONE)
-        index[own] = np.arange(len(own))
-        role[own] = roles.setdefault(tuple(what[own].tolist()), len(roles))
+        left = own[~is_sent[own]]  # what a rank sends, it need not wait for
+        left = left[np.argsort(over[left], kind="stable")]
+        found = np.append(NONE, left)[np.searchsorted(over[left], start[own], side="right")]
+        before[own] = np.where((found != own) & (last[found] < last[own]), found, NONE)
+        alike = own[np.argsort(what[own], kind="stable")]
+        index[alike] = np.arange(len(own))
+        role[own] = roles.setdefault(tuple(what[alike].tolist()), len(roles))
     reached = np.where(before >= 0, end[before], start)
     return Replay(
         rank=rank,
@@ -223,6 +226,12 @@ def build_replay(groups: Sequence[MatchedGroup], ranks: Mapping[int, RankTrace])
         index=index,
         role=role,
     )
+
+
+def _describe(group: MatchedGroup, row: int) -> int:
+    """What collectives are told apart by: kind, size, ranks, and the way of a transfer."""
+    kind, is_up = group.kinds[row], group.sender == min(group.ranks)
+    return hash((kind, group.payload_bytes[row] if kind != "all_to_all" else None, len(group.ranks), is_up)) >> 2
 
 
 def _find_usual(values: Floats, positions: NDArray[np.int64]) -> Floats:
@@ -304,6 +313,27 @@ def attribute(slow: Mapping[int, float], places: Mapping[int, Place]) -> list[Sl
     return found + [SlowPart(kind="rank", name=f"rank {r}", ranks=(r,), slower=s) for r, s in sorted(rest.items())]
 
 
+def balance_stages(replay: Replay, places: Mapping[int, Place], ranks: Mapping[int, RankTrace]) -> Floats:
+    """What own times are multiplied with so that all stages of a pipeline compute as long; 1 without stages."""
+    times: dict[int | None, list[int]] = {}
+    for rank, place in places.items():
+        times.setdefault(place.stage, []).append(ranks[rank].breakdown.whole.compute_ns)
+    if len(times) < 2 or None in times:
+        return np.ones(len(replay.own))
+    usual = {stage: float(np.median(own)) for stage, own in times.items()}
+    mean = sum(usual.values()) / len(usual) if all(usual.values()) else 0.0
+    return np.array([mean / usual[places[rank].stage] if mean else 1.0 for rank in replay.rank.tolist()])
+
+
+def find_long_stage(replay: Replay, places: Mapping[int, Place], scale: Floats) -> list[SlowPart]:
+    """The stage that computes longest, if it is long."""
+    slower = float(1 / scale.min(initial=1.0)) - 1
+    if slower <= LEAST_LONG:
+        return []
+    ranks = tuple(np.unique(replay.rank[scale == scale.min()]).tolist())
+    return [SlowPart(kind="long stage", name=f"stage {places[ranks[0]].stage}", ranks=ranks, slower=slower)]
+
+
 def find_slow_links(replay: Replay, members: Sequence[tuple[int, ...]], places: Mapping[int, Place]) -> list[SlowPart]:
     """Ranks whose groups all have longer transfers than others at the same place; else the groups."""
     transfer = np.minimum.reduceat(replay.duration, replay.edges[:-1])
@@ -365,7 +395,6 @@ def _list_lateness(replay: Replay) -> list[tuple[int, float, float]]:
     found = []
     for low, high in zip(replay.edges[:-1], replay.edges[1:], strict=True):
         start = replay.start[low:high]
-        late = np.maximum(0.0, start - np.median(start)) * 1e-9
-        time = float(start.max()) * 1e-9
+        late, time = np.maximum(0.0, start - np.median(start)) * 1e-9, float(start.max()) * 1e-9
         found += [(int(r), time, float(one)) for r, one in zip(replay.rank[low:high], late, strict=True)]
     return found

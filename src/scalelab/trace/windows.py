@@ -115,7 +115,7 @@ class Spool:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="scalelab-")  # noqa: SIM115  # closed by __exit__
             offset = self._file.seek(0, 2)
-            self._file.write(records.view(np.uint8))
+            self._file.write(records.view(np.uint8).data)
             self._file.flush()
         except OSError as error:
             raise StorageFull(

@@ -54,10 +54,14 @@ def summarise_fleet(fleet: Fleet, num_steps: int) -> Iterator[Finding]:
     for one in fleet.stragglers[:MOST_NAMED]:
         what = "Transfers through" if one.kind == "link" else "Transfers in" if one.kind == "group" else ""
         text = f"{what} the {one.name} take" if what else f"{one.name[0].upper()}{one.name[1:]} takes"
-        own = "" if what else " of its own time between collectives"
+        own = "than usual" if what else "than usual of its own time between collectives"
+        without = "without it"
+        if one.kind == "long stage":
+            text, own = f"S{one.name[1:]} computes", "than the mean of all stages"
+            without = "with layers spread evenly"
         yield STRAGGLER(
             one.name,
-            f"{text} {format_share(one.slower)} longer than usual{own}; without it the job would take"
+            f"{text} {format_share(one.slower)} longer {own}; {without} the job would take"
             f" {format_share(one.saved)} less.",
             cause=one.kind,
             slower=one.slower,
@@ -91,7 +95,8 @@ def make_stragglers_table(fleet: Fleet) -> Table:
         share_column("saved_share", "saved / job", lambda one: one.saved),
         title="What slows the job down",
         notes=(
-            "time: own time between collectives (ranks, hosts, rails, stages), transfer time (links, groups)",
+            "time: own time between collectives (ranks, hosts, rails, stages; compute of a long stage over the mean of"
+            " all stages), transfer time (links, groups)",
             "saved: what a replay of the job without it takes less",
         ),
     )

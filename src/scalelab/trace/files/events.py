@@ -38,6 +38,9 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     group_size: int = msgspec.field(default=-1, name="Group size")
     group_name: str = msgspec.field(default="", name="Process Group Name")
     sequence: int = msgspec.field(default=-1, name="Seq")
+    sender: int = msgspec.field(default=-1, name="Src Rank")
+    """Of a receive, in the whole job; since torch 2.5."""
+    receiver: int = msgspec.field(default=-1, name="Dst Rank")
     task_type: str = msgspec.field(default="", name="Task Type")
     """What an NPU's profiler says of a task on the device (AI_CORE, HCCL …), which no category marks."""
     input_dims: msgspec.Raw = msgspec.field(default=NO_RAW, name="Input Dims")
