@@ -36,17 +36,16 @@ MOST_ERROR, MOST_DIFFERENCE = 0.05, 0.10
 NUM_FAKE = 1024
 BATCH = 8
 PLAN = StepPlan(lead_in_steps=1, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
-LONG = {"workload": "mlp", "options": {"dim": 512, "depth": 32}}
+LONG = {"options": {"layers": 32, "heads": 32, "width": 256, "vocabulary": 2048}}
 LAYOUTS: tuple[tuple[str, dict[int, str], dict[str, Any]], ...] = (
     ("fsdp-full", {}, {}),
     ("fsdp2", {}, {}),
     ("tp", {2: "tp=2", 4: "fsdp=2,tp=2", NUM_FAKE: "fsdp=512,tp=2"}, {}),
-    ("pp", {4: "pp=2,tp=2", 16: "pp=4,tp=4"}, {}),
     ("pp", {4: "pp=2,tp=2", NUM_FAKE: "pp=32,tp=32"}, LONG),
+    ("pp", {4: "pp=2,fsdp=2", NUM_FAKE: "pp=4,fsdp=256"}, {}),
 )
-"""A strategy, its mesh by the number of ranks where it has one, and what is trained. The largest is fake: 1,024 ranks,
-but 16 of pp × tp with gpt2, whose four blocks and heads divide no further: mlp goes to 1,024 instead. Replicas of a
-pipeline have no memory rules."""
+"""A strategy, its mesh by the number of ranks where it has one, and what is trained. The largest is fake. 1,024 ranks of
+pp × tp take a gpt2 of 32 blocks and heads; the sizes by name have 4 (tiny), 12 (small), or 36 and 20 (large)."""
 PARTS = {
     "parameters": ("parameters",),
     "gradients": ("gradients", "buckets"),
@@ -108,7 +107,7 @@ def compare_ranks(launcher: LocalLauncher, place: Path, table: Table) -> tuple[l
             scaled = measured.peak_bytes * fake.peak_bytes / expected.peak_bytes
             errors.append(abs(fake.peak_bytes / scaled - 1))
             table.add_row(
-                f"{meshes.get(num_ranks, strategy)}{' of mlp' if trained else ''}",
+                f"{meshes.get(num_ranks, strategy)}{' of 32 blocks' if trained else ''}",
                 str(num_ranks),
                 *map(format_bytes, (measured.peak_bytes, expected.peak_bytes, fake.peak_bytes, scaled)),
                 f"{fake.peak_bytes / scaled - 1:+.1%}",

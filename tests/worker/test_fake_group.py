@@ -64,7 +64,14 @@ def test_what_is_sent_is_theory_to_the_byte(workload: str, strategy: str, dtype:
     assert not torch.distributed.is_initialized()
 
 
-MESHES = [("tp", 8, "fsdp=4,tp=2"), ("tp", 64, "dp=32,tp=2"), ("hsdp", 64, "dp=8,fsdp=8"), ("zero1", 8, None)]
+MESHES = [
+    ("tp", 8, "fsdp=4,tp=2"),
+    ("tp", 64, "dp=32,tp=2"),
+    ("hsdp", 64, "dp=8,fsdp=8"),
+    ("zero1", 8, None),
+    ("pp", 2, "pp=2"),
+    ("pp", 64, "pp=2,fsdp=8,tp=4"),
+]
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # whose output is a view: nothing changes it in place here
@@ -87,10 +94,7 @@ def test_autocast_sends_what_float32_sends() -> None:
     assert first.messages == second.messages
 
 
-def test_a_pipeline_and_compile_are_refused_with_the_reason() -> None:
-    trial = make_fake("mlp", "pp", "float32", 2, spreading=Spreading(mesh="pp=2"))
-    with pytest.raises(UsageError, match="a stage waits for the shapes"):
-        forecast_messages(trial, RankReport(rank=0))
+def test_compile_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match="--compile would fuse them"):
         check_fake(True, Job(workload="mlp", device="cuda", shape=StepShape(compile=True)))
 

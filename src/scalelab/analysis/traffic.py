@@ -20,7 +20,10 @@ model and its root) that are sharded one by one:
                    gradients in backward; all-gather of A where whole sequences are needed again; all-reduce of the
                    gradients of norms (Korthikanti et al. 2022)
     pp             every stage sends A bytes of activations to the next and A of their gradients to the one before,
-                   over all micro-batches; first and last stage all-reduce weights that they share
+                   over all micro-batches; first and last stage all-reduce weights that they share. With an fsdp axis
+                   forward gives the blocks of a stage back, and torch keeps what backward has gathered until the next
+                   forward: with M micro-batches, whatever their order, a block is gathered M + 1 times and the rest
+                   of the stage once; gradients are reduce-scattered once
     ep             for every layer of experts: all-to-all of the slots that tokens are put into, to the experts and
                    back, in forward and again in backward (Lepikhin et al. 2021); all-reduce of the gradients of all
                    other parameters, and of a rank's experts on the dp axis
@@ -114,7 +117,7 @@ def is_exact(strategy: str, spreading: Spreading, accumulation: int) -> bool:
 
 
 def _is_sized(send: Send, spreading: Spreading, accumulation: int) -> bool:
-    if send.size in ("units", "inner_units"):
+    if send.size in ("units", "inner_units", "regathered"):
         return accumulation == 1
     return send.size != "gradients" or spreading.gradient_hook != "powersgd"
 
@@ -183,6 +186,7 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "buffers": (basis.buffer_bytes,),
         "units": basis.unit_bytes,
         "inner_units": basis.unit_bytes[1:],
+        "regathered": (basis.regathered_bytes,),
         "unit_shards": basis.shard_bytes,
         "parameters": (basis.gradient_bytes,),
         "reductions": basis.reduced_bytes[:1],

@@ -24,6 +24,8 @@ STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2, "z
 """By the schedule of a pipeline."""
 IN_ROUNDS = ("interleaved", "zero-bubble")
 """Schedules that take micro-batches in rounds of as many as there are ranks."""
+SPLITS_BACKWARD = ("zero-bubble", "zbv")
+"""Schedules that compute the gradients of weights apart from those of activations."""
 
 
 def list_stages(schedule: str, place: int, num_ranks: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.devices import find_kind
-from scalelab.records.mesh import IN_ROUNDS
+from scalelab.records.mesh import IN_ROUNDS, SPLITS_BACKWARD
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import DEFAULT, STRATEGIES, find_strategy
 from scalelab.records.trial import Trial
@@ -71,6 +71,12 @@ def check_pipeline(trial: Trial) -> None:
             f" micro-batches: use at least {stages} equal ones (a larger batch or a smaller --micro-batch)"
         )
     schedule = trial.spreading.pipeline_schedule
+    if schedule in SPLITS_BACKWARD and trial.num_data_ranks > 1:
+        raise UsageError(
+            f"--pipeline-schedule {schedule} does not work with --mesh {trial.mesh.text}: it computes gradients of"
+            " weights later, and torch 2.13 loses those of stages whose parameters fully_shard has given back by then;"
+            " use 1f1b or interleaved"
+        )
     if schedule in IN_ROUNDS and count % stages:
         raise UsageError(
             f"--pipeline-schedule {schedule} needs micro-batches in multiples of {stages} stages, got {count}: change"

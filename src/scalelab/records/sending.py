@@ -9,9 +9,9 @@ from typing import Literal
 from scalelab.records.settings import Phase
 
 Sized = Literal[
-    "gradients", "buffers", "units", "inner_units", "unit_shards", "parameters", "reductions", "input_reductions",
-    "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied", "experts", "exchanges",
-    "averages",
+    "gradients", "buffers", "units", "inner_units", "regathered", "unit_shards", "parameters", "reductions",
+    "input_reductions", "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied", "experts",
+    "exchanges", "averages",
 ]  # fmt: skip
 
 
@@ -23,10 +23,11 @@ class Send:
     purpose: str
     phase: Phase
     size: Sized
-    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, a rank's
-    shard of every unit, all parameters; the activations that a plan reduces, or gathers and scatters,
-    gradients of norms that see pieces of sequences; activations that leave a stage, tied weights; a rank's experts, the
-    tokens that are sent to experts, the parameters that replicas average."""
+    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, blocks
+    that the micro-batches of a pipeline gather again, a rank's shard of every unit, all parameters; the activations
+    that a plan reduces, or gathers and scatters, gradients of norms that see pieces of sequences; activations that
+    leave a stage, tied weights; a rank's experts, the tokens that are sent to experts, the parameters that replicas
+    average."""
     option: str = ""
     """The field of `Spreading` that turns them off; empty: they are always sent."""
     axis: str = ""
@@ -63,6 +64,8 @@ class MessageBasis:
     buffer_bytes: int = 0
     unit_bytes: tuple[int, ...] = ()
     """Of each sharded unit, the root first, filled up so that ranks get equal pieces; empty: nothing is sharded."""
+    regathered_bytes: int = 0
+    """Pipeline: of sharded blocks, gathered once more for every micro-batch."""
     shard_bytes: tuple[int, ...] = ()
     """Of this rank's shard of each unit, where a mesh replicates them; empty: it does not."""
     norm_channels: tuple[int, ...] = ()
@@ -88,8 +91,8 @@ class MessageBasis:
     averaged_bytes: int = 0
     """Local SGD: of the parameters that replicas average."""
     is_complete: bool = True
-    """Whether all bytes follow from these sizes: not those of a plan of the user's own, of a sharded pipeline, or of
-    activations that are computed twice."""
+    """Whether all bytes follow from these sizes: not those of a plan of the user's own, or of activations that are
+    computed twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ SHARDED_SENDS = (
     replace(SCATTER, axis="fsdp"),
     Send(kind="all_reduce", purpose="gradients", phase="backward", size="unit_shards", axis="dp"),
 )
+STAGE_SENDS = tuple(replace(send, size="regathered") if send.size == "inner_units" else send for send in SHARDED_SENDS)
 TP_SENDS = (
     Send(kind="all_reduce", purpose="activations", phase="forward", size="reductions", axis="tp"),
     Send(kind="all_reduce", purpose="activations", phase="backward", size="input_reductions", axis="tp"),
@@ -188,7 +189,7 @@ _KNOWN = (
         description="pipeline parallelism: each rank has some of the layers, micro-batches pass through",
         apply="scalelab.worker.strategies.pipeline:apply_pp",
         options=("reshard_after_forward", "mesh", "pipeline_schedule"),
-        sends=tuple(replace(send, phase="forward") for send in (*PP_SENDS, *TP_SENDS, *SHARDED_SENDS)),
+        sends=tuple(replace(send, phase="forward") for send in (*PP_SENDS, *TP_SENDS, *STAGE_SENDS)),
         memory=FSDP2_RULES,
         instruments=("pipeline",),
         wraps_blocks=True,

@@ -21,6 +21,8 @@ GPT2_SHAPES = {
     "small": Gpt2Shape(num_layers=12, num_heads=12, width=768, vocabulary=50257, context=1024),
     "large": Gpt2Shape(num_layers=36, num_heads=20, width=1280, vocabulary=50257, context=1024),
 }
+OWN_SIZES = {"vocabulary": "vocabulary", "layers": "num_layers", "heads": "num_heads", "width": "width"}
+"""Options that replace a field of the shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,12 @@ class Gpt2Options:
     """Tokens per sample, at most the context length. None: the context length."""
     vocabulary: MaybeInt = None
     """Vocabulary size. None: 512 for tiny, 50257 for the others."""
+    layers: MaybeInt = None
+    """Number of blocks. None: as many as the size has."""
+    heads: MaybeInt = None
+    """Attention heads; must divide the width. None: as many as the size has."""
+    width: MaybeInt = None
+    """Width of the model. None: that of the size."""
     data: Literal["synthetic", "tokens"] = "synthetic"
     """synthetic: random tokens; tokens: the shards at --data-path."""
     data_path: MaybePath = None
@@ -45,15 +53,14 @@ class Gpt2Options:
 
     def __post_init__(self) -> None:
         check_share("dropout", self.dropout)
-        if self.sequence is not None:
-            check_at_least("sequence", self.sequence, 1)
-        if self.vocabulary is not None:
-            check_at_least("vocabulary", self.vocabulary, 1)
+        for name in ("sequence", *OWN_SIZES):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 1)
 
     @property
     def shape(self) -> Gpt2Shape:
-        shape = GPT2_SHAPES[self.size]
-        return shape if self.vocabulary is None else replace(shape, vocabulary=self.vocabulary)
+        own = {field: getattr(self, name) for name, field in OWN_SIZES.items() if getattr(self, name) is not None}
+        return replace(GPT2_SHAPES[self.size], **own)
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +69,8 @@ class Gpt2Options:
 
     @property
     def label(self) -> str:
-        return f"gpt2 {self.size}"
+        own = [f"{name} {getattr(self, name)}" for name in ("layers", "heads", "width") if getattr(self, name)]
+        return " ".join((f"gpt2 {self.size}", *own))
 
     @property
     def divisible(self) -> Divisible:
@@ -85,6 +93,10 @@ class Gpt2Options:
 
     def check(self) -> None:
         shape = self.shape
+        if shape.width % shape.num_heads:
+            raise UsageError(
+                f"{shape.num_heads} heads do not divide a width of {shape.width}: change --heads or --width"
+            )
         if self.num_tokens > shape.context:
             raise UsageError(
                 f"--sequence {self.num_tokens} is longer than the context of --size {self.size}: use {shape.context}"

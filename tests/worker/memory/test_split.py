@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.memory_sharding import find_largest_share
-from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Spreading
@@ -31,6 +30,8 @@ SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("pp", 2, {"pipeline_schedule": "interleaved"}),
     ("pp", 2, {"pipeline_schedule": "zbv"}),
     ("pp", 4, {"mesh": "pp=2,tp=2"}),
+    ("pp", 4, {"mesh": "pp=2,fsdp=2"}),
+    ("pp", 4, {"mesh": "pp=2,dp=2", "pipeline_schedule": "interleaved"}),
     ("ep", 2, {}),
     ("ep", 4, {"mesh": "dp=2,ep=2"}),
     ("local-sgd", 2, {}),
@@ -69,11 +70,6 @@ def test_the_forecast_is_what_the_fullest_rank_takes(
 def test_more_pieces_are_smaller_ones() -> None:
     two, four = (forecast("tp", number, {}).by_category["parameters"] for number in (2, 4))
     assert two / 2 < four < two, "norms and embeddings stay whole"
-
-
-def test_a_sharded_pipeline_is_refused() -> None:
-    with pytest.raises(UsageError, match="memory cannot be estimated for --mesh pp=2,fsdp=2"):
-        forecast("pp", 4, {"mesh": "pp=2,fsdp=2"})
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("tp", 4, "mlp", {"mesh": "dp=2,tp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,dp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,tp=2"}),
+    ("pp", 4, "gpt2", {"mesh": "pp=2,fsdp=2"}),
+    ("pp", 4, "gpt2", {"mesh": "pp=2,fsdp=2", "pipeline_schedule": "interleaved"}),
     ("ddp", 2, "moe", {}),
     ("fsdp2", 2, "moe", {}),
     ("ep", 2, "moe", {}),

@@ -212,13 +212,15 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
         return basis
     if find_experts(model):
         return describe_experts(trial, model, basis)
+    if isinstance(model, StagedModel):
+        basis = replace(basis, regathered_bytes=model.num_micro_batches * measure_blocks(model))
     if mesh.fsdp == 1:
-        basis = replace(basis, shard_bytes=basis.unit_bytes, unit_bytes=())
+        basis = replace(basis, shard_bytes=basis.unit_bytes, unit_bytes=(), regathered_bytes=0)
     elif mesh.dp > 1:
         basis = replace(basis, shard_bytes=tuple(unit // mesh.fsdp for unit in basis.unit_bytes))
     is_known = mesh.tp * mesh.pp == 1 or trial.workload in BUILT_IN
     is_once = trial.shape.checkpointing == "none" or mesh.tp == 1
-    basis = replace(basis, is_complete=is_known and is_once and (mesh.pp == 1 or mesh.fsdp == 1))
+    basis = replace(basis, is_complete=is_known and is_once)
     if not basis.is_complete:
         return basis
     if mesh.tp > 1:
@@ -291,6 +293,13 @@ def measure_units(model: nn.Module) -> tuple[int, ...]:
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         return tuple(sum(measure_dtensor(p) for p in list_own_parameters(unit)) for unit in units)
     return ()
+
+
+def measure_blocks(model: StagedModel) -> int:
+    """The bytes of the units inside of a rank's stages, filled up to equal pieces."""
+    inner = [part for stage in model.stages for part in stage.modules() if part is not stage]
+    units = [part for part in inner if isinstance(part, FSDPModule)]
+    return sum(measure_dtensor(p) for unit in units for p in list_own_parameters(unit))
 
 
 def measure_flat(unit: FullyShardedDataParallel) -> int:
