@@ -44,8 +44,8 @@ LAYOUTS: tuple[tuple[str, dict[int, str], dict[str, Any]], ...] = (
     ("pp", {4: "pp=2,tp=2", NUM_FAKE: "pp=32,tp=32"}, LONG),
     ("pp", {4: "pp=2,fsdp=2", NUM_FAKE: "pp=4,fsdp=256"}, {}),
 )
-"""A strategy, its mesh by the number of ranks where it has one, and what is trained. The largest is fake. 1,024 ranks of
-pp × tp take a gpt2 of 32 blocks and heads; the sizes by name have 4 (tiny), 12 (small), or 36 and 20 (large)."""
+"""A strategy, its mesh by the number of ranks where it has one, and what is trained. The largest is fake. For 1,024
+ranks of pp × tp gpt2 has 32 blocks and heads; its sizes by name have 4 (tiny), 12 (small), or 36 and 20 (large)."""
 PARTS = {
     "parameters": ("parameters",),
     "gradients": ("gradients", "buckets"),

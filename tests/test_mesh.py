@@ -76,6 +76,10 @@ def test_what_a_mesh_cannot_do_is_refused_in_one_line() -> None:
         make_trial(strategy="hsdp", spreading=Spreading(mesh="tp=2"))
     refused: list[tuple[str, dict[str, Any]]] = [
         ("2 stages, and 8 samples make 1 micro-batches: use at least 2", {"shape": StepShape(micro_batch=8)}),
+        (
+            "--pipeline-schedule zbv does not work with --mesh pp=2,dp=2: it computes gradients of weights later",
+            {"num_ranks": 4, "spreading": Spreading(mesh="pp=2,dp=2", pipeline_schedule="zbv")},
+        ),
         ("--compile True does not work with --strategy pp", {"shape": StepShape(compile=True)}),
         ("--static-graph does not apply to --strategy pp", {"spreading": Spreading(static_graph=True)}),
     ]

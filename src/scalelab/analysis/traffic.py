@@ -27,6 +27,9 @@ model and its root) that are sharded one by one:
     ep             for every layer of experts: all-to-all of the slots that tokens are put into, to the experts and
                    back, in forward and again in backward (Lepikhin et al. 2021); all-reduce of the gradients of all
                    other parameters, and of a rank's experts on the dp axis
+    cp             for every layer, with K bytes of keys and values of whole sequences: all-gather of K in forward and
+                   again in backward; their gradients, in float32, once around the ring (Liu et al. 2023). All-reduce of
+                   P in backward
     local-sgd      all-reduce of all parameters, in a step that averages; nothing in the others (Stich 2019)
     clipping       of sharded gradients: all-reduce of one number, the square of their norm, before the update
 
@@ -201,6 +204,8 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "experts": (basis.expert_bytes,),
         "exchanges": (basis.exchanged_bytes,),
         "averages": (basis.averaged_bytes,),
+        "attended": basis.attended_bytes[:1],
+        "attended_gradients": basis.attended_bytes[1:],
     }[send.size]
     count = sum(size > 0 for size in pieces) if send.size in ("units", "inner_units", "unit_shards") else 0
     return replace(_expect(send.kind, send.purpose, send.phase, sum(pieces), count), axis=send.axis)

@@ -4,11 +4,12 @@
     dp     replicas: each has its own samples, gradients are averaged
     fsdp   shards of parameters, gradients and optimizer state; each has its own samples
     ep     experts of a mixture-of-experts model; each has its own samples
+    cp     positions of every sequence; all have the same samples
     tp     pieces of every layer's matrices; all have the same samples
 
 Axes are ordered from the outside in, so neighbouring ranks share the axis that communicates most: rank r of a mesh
-pp × dp × fsdp × ep × tp has the coordinates of r in mixed radix (as `init_device_mesh` of torch numbers them). A data
-rank is a rank's place among those with different samples: dp × fsdp × ep of them.
+pp × dp × fsdp × ep × cp × tp has the coordinates of r in mixed radix (as `init_device_mesh` of torch numbers them). A
+data rank is a rank's place among those with different samples: dp × fsdp × ep of them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Mesh:
     dp: int = 1
     fsdp: int = 1
     ep: int = 1
+    cp: int = 1
     tp: int = 1
 
     @property

@@ -42,6 +42,10 @@ def check_strategy(trial: Trial) -> None:
     if trial.dtype == "float8" and not find_kind(trial.device).may_have_float8:
         raise UsageError(f"--dtype float8 needs a GPU that multiplies in 8 bits, got {trial.device}: use bfloat16")
     check_pipeline(trial)
+    record = find_strategy(trial.strategy)
+    if record.not_on_cpu and trial.device == "cpu":
+        raise UsageError(f"--strategy {trial.strategy} does not run on a CPU: {record.not_on_cpu}; use --device cuda")
+    check_async(trial)
     if trial.spreading.sequence_parallel and trial.mesh.tp == 1 < trial.num_ranks:
         raise UsageError(f"--sequence-parallel has no effect on --mesh {trial.mesh.text}: add an axis tp, or drop it")
     run = trial.training_run
@@ -58,6 +62,22 @@ def check_strategy(trial: Trial) -> None:
                 f"{flag(refusal.field)} {value} does not work with --strategy {trial.strategy}{where}:"
                 f" {refusal.reason}; use --strategy {refusal.instead}"
             )
+
+
+def check_async(trial: Trial) -> None:
+    """Refuse async TP where nothing could be made asynchronous."""
+    if not trial.spreading.async_tp:
+        return
+    if trial.device != "cuda":
+        raise UsageError(
+            f"--async-tp needs symmetric memory, which torch has on CUDA and not on {trial.device}: drop it, or use"
+            " --device cuda"
+        )
+    if not (trial.spreading.sequence_parallel and trial.shape.compile):
+        raise UsageError(
+            "--async-tp lets the compiler cut an all-gather or reduce-scatter into pieces beside a matrix product: add"
+            " --sequence-parallel and --compile"
+        )
 
 
 def check_pipeline(trial: Trial) -> None:

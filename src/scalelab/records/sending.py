@@ -11,7 +11,7 @@ from scalelab.records.settings import Phase
 Sized = Literal[
     "gradients", "buffers", "units", "inner_units", "regathered", "unit_shards", "parameters", "reductions",
     "input_reductions", "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied", "experts",
-    "exchanges", "averages",
+    "exchanges", "averages", "attended", "attended_gradients",
 ]  # fmt: skip
 
 
@@ -27,7 +27,7 @@ class Send:
     that the micro-batches of a pipeline gather again, a rank's shard of every unit, all parameters; the activations
     that a plan reduces, or gathers and scatters, gradients of norms that see pieces of sequences; activations that
     leave a stage, tied weights; a rank's experts, the tokens that are sent to experts, the parameters that replicas
-    average."""
+    average; keys and values that attention needs of other ranks' positions, and their gradients."""
     option: str = ""
     """The field of `Spreading` that turns them off; empty: they are always sent."""
     axis: str = ""
@@ -88,6 +88,8 @@ class MessageBasis:
     """Expert parallelism: gradients of this rank's experts, where a mesh replicates them."""
     exchanged_bytes: int = 0
     """Expert parallelism: what this rank sends to experts and their results, in forward; as much again in backward."""
+    attended_bytes: tuple[int, int] = (0, 0)
+    """Context parallelism: keys and values of whole sequences, and their gradients as rings pass them."""
     averaged_bytes: int = 0
     """Local SGD: of the parameters that replicas average."""
     is_complete: bool = True

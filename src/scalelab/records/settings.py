@@ -138,8 +138,8 @@ class Spreading:
     reshard_after_forward: bool = True
     """fsdp2 and hsdp: free gathered parameters after forward and gather them again for backward."""
     mesh: Annotated[str | None, tyro.conf.arg(metavar="AXIS=SIZE,…")] = None
-    """hsdp, tp, pp and ep: ranks per axis (pp, dp, fsdp, ep, tp), for example dp=2,tp=2. None: all ranks on the
-    strategy's own axis; for hsdp, two replicas."""
+    """hsdp, tp, pp, ep and cp: ranks per axis (pp, dp, fsdp, ep, cp, tp), for example dp=2,tp=2. None: all ranks on
+    the strategy's own axis; for hsdp, two replicas."""
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"] = "1f1b"
     """pp: order of micro-batches. gpipe: all forwards, then all backwards; 1f1b: one forward, one backward;
     interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble;
@@ -147,6 +147,9 @@ class Spreading:
     sequence_parallel: bool = False
     """tp: norms and shortcuts work on a rank's piece of every sequence: reduce-scatter and all-gather instead of
     all-reduce."""
+    async_tp: bool = False
+    """tp with --sequence-parallel and --compile, on CUDA: all-gather and reduce-scatter in pieces, beside the matrix
+    products that they feed (torch's async TP, by symmetric memory)."""
     averaging_period: int = 8
     """local-sgd: steps from one averaging of parameters to the next."""
     averaging_warmup: int = 0

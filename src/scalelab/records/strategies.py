@@ -22,7 +22,8 @@ GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="un
 GATHER_AGAIN = Send(kind="all_gather", purpose="parameters", phase="backward", size="inner_units")
 SCATTER = Send(kind="reduce_scatter", purpose="gradients", phase="backward", size="units")
 OTHERS_OPTIONS = (
-    "reshard_after_forward", "mesh", "pipeline_schedule", "sequence_parallel", "averaging_period", "averaging_warmup",
+    "reshard_after_forward", "mesh", "pipeline_schedule", "sequence_parallel", "async_tp", "averaging_period",
+    "averaging_warmup",
 )  # fmt: skip
 DDP_OPTIONS = tuple(field.name for field in fields(Spreading) if field.name not in OTHERS_OPTIONS)
 DDP_SENDS = (
@@ -60,6 +61,12 @@ EP_SENDS = (
     Send(kind="all_to_all", purpose="tokens", phase="backward", size="exchanges", axis="ep"),
     Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
     Send(kind="all_reduce", purpose="expert gradients", phase="backward", size="experts", axis="dp"),
+)
+CP_SENDS = (
+    Send(kind="all_gather", purpose="keys and values", phase="forward", size="attended", axis="cp"),
+    Send(kind="all_gather", purpose="keys and values", phase="backward", size="attended", axis="cp"),
+    Send(kind="all_to_all", purpose="their gradients", phase="backward", size="attended_gradients", axis="cp"),
+    Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
 )
 FSDP2_RULES = MemoryRules(
     forward="arrive",
@@ -178,7 +185,7 @@ _KNOWN = (
         name="tp",
         description="tensor parallelism: the matrices of every layer are split over ranks, activations all-reduced",
         apply="scalelab.worker.strategies.meshes:apply_tp",
-        options=("reshard_after_forward", "mesh", "sequence_parallel"),
+        options=("reshard_after_forward", "mesh", "sequence_parallel", "async_tp"),
         sends=(*SEQUENCE_SENDS, *TP_SENDS, *SHARDED_SENDS),  # the first that fits names what was sent
         memory=FSDP2_RULES,
         wraps_blocks=True,
@@ -209,6 +216,21 @@ _KNOWN = (
         memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
         rebuilds_buckets=True,
         axes=("dp", "ep"),
+    ),
+    Strategy(
+        name="cp",
+        description="context parallelism: each rank has some positions of every sequence, attention is a ring; on GPUs"
+        " only",
+        apply="scalelab.worker.strategies.context:apply_cp",
+        loss="scalelab.worker.strategies.context:cut_sequences",
+        options=("bucket_mb", "mesh"),
+        sends=CP_SENDS,
+        rebuilds_buckets=True,
+        not_on_cpu="torch 2.13 has ring attention for the attention kernels of GPUs, and none for a CPU's",
+        refuses=(
+            Refusal(field="compile", reason="ring attention replaces a function of torch as it runs", instead="tp"),
+        ),
+        axes=("dp", "cp"),
     ),
     Strategy(
         name="local-sgd",

@@ -59,6 +59,8 @@ class Strategy:
     optimizer: str = ""
     """The function that makes the optimizer, as module:function: `(make, parameters, trial) -> optimizer`; empty: as it
     is."""
+    loss: str = ""
+    """The function that adapts the loss, as module:function: `(loss, model) -> loss`; empty: as it is."""
     options: tuple[str, ...] = ()
     """The fields of `Spreading` that it takes."""
     shards: tuple[StatePart, ...] = ()
@@ -76,6 +78,8 @@ class Strategy:
     """Whether gradients are put into other buckets after the first step."""
     needs_gpus: bool = False
     """Whether torch has it on GPUs only; on a CPU its algorithm is emulated."""
+    not_on_cpu: str = ""
+    """Why a CPU cannot run it; empty: it can."""
     on_one_rank: str = ""
     """The strategy that it becomes on one rank; empty: itself."""
     refuses: tuple[Refusal, ...] = ()

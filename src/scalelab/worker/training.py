@@ -182,10 +182,17 @@ def check_workload(workload: Workload, trial: Trial) -> None:
             f"build() returned clip_norm {workload.clip_norm:g}, and the norm of gradients that {trial.strategy} splits"
             f" is not computed: use --strategy {DEFAULT}"
         )
-    if trial.mesh.pp > 1 and workload.batch_dim:
-        raise UsageError(f"a pipeline cuts batches along their first dimension, got batch_dim {workload.batch_dim}")
+    check_cuts(workload, trial)
     if isinstance(workload.loss, Mapping) and trial.spreading.gradient_hook == "powersgd":
         raise UsageError("--comm-hook powersgd remembers one model's gradients, and build() returned turns: drop it")
+
+
+def check_cuts(workload: Workload, trial: Trial) -> None:
+    """Refuse batches that a mesh cannot cut."""
+    if trial.mesh.cp > 1 and (workload.test_batches is not None or workload.batch_dim):
+        raise UsageError("cp cuts every batch along its second dimension and evaluates none: use --strategy tp")
+    if trial.mesh.pp > 1 and workload.batch_dim:
+        raise UsageError(f"a pipeline cuts batches along their first dimension, got batch_dim {workload.batch_dim}")
 
 
 def make_turns(
@@ -244,6 +251,8 @@ def make_turn(
         loss = mean_over_replicas(loss)
     if isinstance(model, StagedModel):
         loss = run_pipeline(loss)
+    if record.loss:
+        loss = load(record.loss)(loss, model)
     return Turn(
         model=model,
         loss=under_autocast(loss, trial, device) if trial.shape.autocast else loss,

@@ -205,7 +205,7 @@ def test_operations_are_counted_where_nobody_says_them() -> None:
                 f" --strategy ddp",
             )
             for strategy in STRATEGIES
-            if strategy not in ("single", "ddp", "ep")  # ep asks for experts first
+            if strategy not in ("single", "ddp", "ep", "cp")  # ep asks for experts first, cp for positions
         ),
         (
             "dcgan",

@@ -7,13 +7,15 @@ from typing import Any
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Optimization, Spreading
-from scalelab.records.strategies import list_strategies
+from scalelab.records.strategies import STRATEGIES, list_strategies
 from scalelab.records.trial import Status, StepPlan
 from tests.records import count_steps
 from tests.worker.trials import launch, make_trial
 
 SPREAD = tuple(
-    list_strategies(lambda known: known.has_processes and known.has_equal_replicas and not known.splits_model)
+    name
+    for name in list_strategies(lambda known: known.has_processes and known.has_equal_replicas)
+    if not STRATEGIES[name].splits_model and not STRATEGIES[name].not_on_cpu
 )
 """Every strategy with one process and a whole model per rank; `test_meshes.py` has the others."""
 

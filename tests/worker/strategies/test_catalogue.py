@@ -62,7 +62,7 @@ def test_no_other_module_compares_the_name_of_a_strategy() -> None:
     [
         ("single", Spreading(sync_batch_norm=True), "ddp or fsdp-full or"),
         ("dp", Spreading(gradient_hook="fp16"), "use it with ddp$"),
-        ("fsdp-full", Spreading(bucket_mb=5.0), "use it with ddp or zero1 or ep or local-sgd$"),
+        ("fsdp-full", Spreading(bucket_mb=5.0), "use it with ddp or zero1 or ep or cp or local-sgd$"),
         ("ddp", Spreading(reshard_after_forward=False), "use it with fsdp2 or hsdp or tp or pp$"),
     ],
 )

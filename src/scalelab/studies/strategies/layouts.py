@@ -64,6 +64,8 @@ BUBBLE = FindingKind(
     "pipeline-bubble", "Share of a pipeline's schedule in which ranks do not compute", REASON, ("idle", "theory")
 )
 LEAST_SENT = FindingKind("least-sent", "The layout that sends least per step", DETAIL, ("wire_bytes",))
+LISTED_AXES = tuple(axis for axis in AXES if axis != "cp")
+"""Of meshes that are tried without being asked for: cp runs on GPUs only."""
 SENT_NOTE = "sent: the least that rank 0 puts on the wire in a step"
 IDLE_NOTE = (
     "idle: share of the schedule without computing, mean over ranks, ± over the watched steps of one launch; bubble:"
@@ -173,7 +175,7 @@ class Layouts(Study):
 def list_axes(job: Job) -> tuple[str, ...]:
     """The axes that meshes are made of: that of experts only for a model that has some."""
     sizes: Divisible = getattr(job.built_in, "divisible", Divisible())
-    return tuple(axis for axis in AXES if axis != "ep" or sizes.ep != Divisible.ep)
+    return tuple(axis for axis in LISTED_AXES if axis != "ep" or sizes.ep != Divisible.ep)
 
 
 def name_mesh(mesh: Mesh) -> str:
@@ -279,7 +281,10 @@ def make_axis_table(arms: Sequence[Arm]) -> Table:
         return bytes_column(f"{axis}_bytes", axis, lambda arm: (sum_by_axis(arm) or {}).get(axis))
 
     return make_table(
-        list(arms), text_column("run", "layout", lambda arm: arm.label), *map(read_axis, AXES), notes=(SENT_NOTE,)
+        list(arms),
+        text_column("run", "layout", lambda arm: arm.label),
+        *map(read_axis, LISTED_AXES),
+        notes=(SENT_NOTE,),
     )
 
 

@@ -35,6 +35,7 @@ from scalelab.records.settings import Spreading
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
+from scalelab.worker.models.gpt2 import Attention
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.strategies.local_sgd import find_average
@@ -122,7 +123,9 @@ class CallRecorder(TorchDispatchMode):
         self.by_phase: dict[str, list[StartedCollective]] = {}
         self._calls: list[StartedCollective] = []
 
-    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor comes first, and what it starts in turn is seen
         if func.namespace in NAMESPACES:
             kind = name_kind(func.name())
             if kind not in ("barrier", ""):
@@ -210,8 +213,8 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
     mesh, size = trial.mesh, find_dtype(trial).itemsize
     if not find_strategy(trial.strategy).axes:
         return basis
-    if find_experts(model):
-        return describe_experts(trial, model, basis)
+    if find_experts(model) or mesh.cp > 1:
+        return (describe_attention if mesh.cp > 1 else describe_experts)(trial, model, basis)
     if isinstance(model, StagedModel):
         basis = replace(basis, regathered_bytes=model.num_micro_batches * measure_blocks(model))
     if mesh.fsdp == 1:
@@ -243,6 +246,15 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
             tied_bytes=sum(measure_local(weight) for weight in tied) if len(tied) == 1 else 0,
         )
     return basis
+
+
+def describe_attention(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:
+    """Keys and values of whole sequences in every layer; rings add up their gradients in float32."""
+    layers = [part for part in model.modules() if isinstance(part, Attention)]
+    length: int = model.cut.length  # type: ignore[union-attr,assignment]
+    numbers = sum(2 * trial.batch_per_rank * length * part.num_heads * part.head_size for part in layers)
+    attended = (numbers * find_dtype(trial).itemsize, numbers * 4)
+    return replace(basis, attended_bytes=attended, is_complete=trial.shape.checkpointing == "none")
 
 
 def describe_experts(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:

@@ -11,11 +11,18 @@ whole on every rank, get the same gradients there, and need no communication.
 With sequence parallelism a rank has only its piece of every sequence outside split layers (Korthikanti et al. 2022):
 activations are gathered before the first layer of a pair, and reduced and scattered after the second.
 
+Async TP (`--async-tp`, on CUDA) lets the compiler cut these gathers and scatters into pieces that are sent while the
+matrix product of other pieces is computed, by memory that ranks map into each other (symmetric memory; Wang et al.
+2023 for the decomposition).
+
 With a `dp` or `fsdp` axis beside it, `fully_shard` is put around what `tp` has split. On a `dp` axis alone it has
 shards of one rank: nothing is gathered, and gradients are all-reduced unit by unit.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,7 +59,16 @@ def apply_tp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     model, mesh = model.to(device), make_device_mesh(trial, device)
     if trial.mesh.tp > 1:
         model = split_layers(model, mesh["tp"], trial.workload, trial.spreading.sequence_parallel)
+        if trial.spreading.async_tp:
+            pipeline_products(mesh.get_group("tp").group_name)
     return shard_units(model, mesh, trial) if trial.num_data_ranks > 1 else model
+
+
+def pipeline_products(group_name: str) -> None:
+    """Let Inductor put communication of this group beside the matrix products that it belongs to."""
+    inductor: Any = importlib.import_module("torch._inductor.config")  # here: both import much, for GPUs only
+    inductor._micro_pipeline_tp = True
+    importlib.import_module("torch.distributed._symmetric_memory").enable_symm_mem_for_group(group_name)
 
 
 def shard_units(model: nn.Module, mesh: DeviceMesh, trial: Trial) -> nn.Module:
