@@ -19,7 +19,7 @@ def test_every_rank_has_its_own_coordinates_and_data_ranks_have_their_own_sample
     mesh = parse_mesh("tp=2, dp=2,pp=2")
     assert (mesh.num_ranks, mesh.num_data_ranks, mesh.axes) == (8, 2, ("pp", "dp", "tp"))
     assert len({tuple(mesh.locate(rank).values()) for rank in range(8)}) == 8
-    assert mesh.locate(1) == {"pp": 0, "dp": 0, "fsdp": 0, "ep": 0, "tp": 1}, "tp is innermost"
+    assert mesh.locate(1) == {"pp": 0, "dp": 0, "fsdp": 0, "ep": 0, "cp": 0, "tp": 1}, "tp is innermost"
     assert [mesh.find_data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [parse_mesh("dp=2,ep=2").find_data_rank(rank) for rank in range(4)] == [0, 1, 2, 3]
     assert parse_mesh(mesh.text) == mesh
@@ -28,7 +28,7 @@ def test_every_rank_has_its_own_coordinates_and_data_ranks_have_their_own_sample
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=2,xp=2", "unknown axis 'xp'; the axes are pp, dp, fsdp, ep, tp"),
+        ("dp=2,xp=2", "unknown axis 'xp'; the axes are pp, dp, fsdp, ep, cp, tp"),
         ("dp=2,dp=2", "names dp twice"),
         ("tp=0", "the size of tp must be a whole number ≥ 1, got '0'"),
         ("tp=two", "got 'two'"),
@@ -42,7 +42,7 @@ def test_a_mesh_that_cannot_be_read_is_refused_by_its_value(text: str, message: 
 
 def test_all_meshes_of_four_ranks_are_listed_once() -> None:
     found = list(list_meshes(4))
-    assert len(set(found)) == len(found) == 15
+    assert len(set(found)) == len(found) == 21
     assert {mesh.num_ranks for mesh in found} == {4}
 
 

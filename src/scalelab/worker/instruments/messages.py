@@ -242,7 +242,7 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
         tied: list[torch.Tensor] = [weight for stage in model.stages for weight in list_tied(stage)]
         basis = replace(
             basis,
-            hop_bytes=size * model.num_hops * count_sent(trial),
+            hop_bytes=size * sum(count_sent(trial, stage) for stage in model.hops),
             tied_bytes=sum(measure_local(weight) for weight in tied) if len(tied) == 1 else 0,
         )
     return basis

@@ -64,8 +64,9 @@ class SequenceCut:
         from torch.distributed.tensor.experimental import context_parallel  # here: it imports much, for GPUs only
 
         self.length, self.places = length, torch.arange(length, device=device)
-        whole = {"buffers": [self.places], "buffer_seq_dims": [0], "no_restore_buffers": {self.places}}
-        self._entered.enter_context(context_parallel(self._mesh, **whole))
+        whole = self.places
+        ring = context_parallel(self._mesh, buffers=[whole], buffer_seq_dims=[0], no_restore_buffers={whole})
+        self._entered.enter_context(ring)
 
 
 def apply_cp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:

@@ -105,14 +105,14 @@ class StagedModel(nn.Module):
         self._clock = BusyClock()
 
     @property
-    def num_hops(self) -> int:
-        """How many neighbours its stages send every micro-batch to: activations to the next, gradients back.
+    def hops(self) -> list[int]:
+        """Where its stages send every micro-batch: after which stages activations leave, or gradients come back.
 
         Two neighbours on one rank send each other nothing.
         """
-        sent = sum((not stage.is_first) + (not stage.is_last) for stage in self.runners)
         numbers = [stage.stage_index for stage in self.runners]
-        return sent - 2 * sum(number + 1 in numbers for number in numbers)
+        ends = [end for number in numbers for end in (number - 1, number)]
+        return [end for end in ends if 0 <= end < self.runners[0].num_stages - 1 and ends.count(end) == 1]
 
     def run(self, loss: Loss, batch: Any) -> torch.Tensor:
         """Forward and backward of all micro-batches; the loss of the batch where this rank has it, otherwise 0."""

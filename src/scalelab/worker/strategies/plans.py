@@ -344,8 +344,11 @@ def count_positions(name: str, trial: Trial) -> int:
     return 1
 
 
-def count_sent(trial: Trial) -> int:
-    """Numbers of one step's activations between two stages."""
+def count_sent(trial: Trial, stage: int) -> int:
+    """Numbers of one step's activations between a stage and the next; inside a split pair, a rank's piece of them."""
     options: Any = BUILT_IN[trial.workload](**trial.options)
-    width = options.shape.width if isinstance(options, Gpt2Options) else options.dim
-    return trial.batch_per_rank * count_positions("", trial) * int(width)
+    if isinstance(options, Gpt2Options):
+        return trial.batch_per_rank * options.num_tokens * options.shape.width
+    num_stages = STAGES_PER_RANK[trial.spreading.pipeline_schedule] * trial.mesh.pp
+    is_inside = (stage + 1) * int(options.depth) // num_stages % 2 == 1
+    return trial.batch_per_rank * int(options.dim) // (trial.mesh.tp if is_inside else 1)
