@@ -21,6 +21,9 @@ INTRODUCTION = """\
 Everything that `import scalelab` offers; `scalelab` is typed (`py.typed`), and names are imported on first use.
 Whatever else is in the package may change. [Use it from Python](../how-to/python.md) shows how they go together.
 
+`trace`, `predict` and `quantize` are functions, and packages inside have the same names. To look into one, write
+`from scalelab.trace import job_trace`: `import scalelab.trace.job_trace as j` finds the function and fails.
+
 `python docs/generate_python.py` writes this page from the code. A test fails if it is stale.
 """
 SHOWN = ("Run", "Result", "DataTable", "Figure")

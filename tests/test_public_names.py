@@ -60,9 +60,12 @@ def test_no_public_name_loads_torch() -> None:
 
 
 def test_a_package_never_takes_the_place_of_the_function_of_its_name() -> None:
-    program = "import scalelab.trace.files.reader, scalelab as sl; print(sl.trace.__module__)"
+    program = (
+        "import scalelab.trace.files.reader, scalelab as sl; from scalelab.trace import job_trace as j;"
+        "print(sl.trace.__module__, j.__name__)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "scalelab.api"
+    assert done.stdout.split() == ["scalelab.api", "scalelab.trace.job_trace"]
 
 
 def test_importing_everything_leaves_the_builtin_open_alone() -> None:
