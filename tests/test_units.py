@@ -279,6 +279,7 @@ def test_a_lopsided_interval_that_is_wider_than_its_number_is_printed_by_its_end
     wide = Estimate(value=0.002, low=0.001, high=7.704)
     assert format_estimate(wide, Unit(symbol="ms", factor=1e-3)) == "1 to 7704"
     assert format_quantity("seconds", wide) == "1 to 7704 ms"
+    assert format_estimate(Estimate(value=1.4, low=0.36, high=3.8), Unit()) == "0.4 to 3.8", "0 would be no speedup"
 
 
 def test_a_wide_interval_that_is_even_keeps_its_sign() -> None:

@@ -206,12 +206,23 @@ def format_estimate(estimate: Measured | None, unit: Unit) -> str:
     if estimate is None:
         return UNKNOWN
     if not is_known(estimate) and _is_lopsided(estimate):
-        return " to ".join(format_value(end, unit) for end in (estimate.low, estimate.high))
+        return _format_ends(estimate, unit)
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
         return format_value(estimate.value, unit)
     width = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
     return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, width)) + unit.suffix
+
+
+MORE_DECIMALS = 2
+"""That the ends of an interval may have beyond those of its column, so that the lower does not print as 0."""
+
+
+def _format_ends(estimate: Measured, unit: Unit) -> str:
+    low = abs(_convert(estimate.low, unit.factor) or 0.0)
+    wanted = 1 - _count_integer_digits(low) if low else 0
+    ends = replace(unit, decimals=max(unit.decimals, min(wanted, unit.decimals + MORE_DECIMALS)))
+    return " to ".join(format_value(end, ends) for end in (estimate.low, estimate.high))
 
 
 def _is_lopsided(estimate: Measured) -> bool:
