@@ -101,7 +101,8 @@ PER_RANK = "weak-scaling keeps the batch of a rank for every number of ranks: us
 GLOBAL = "strong-scaling keeps the global batch for every number of ranks: use --global-batch-size 8"
 SEE = "See scalelab run strong-scaling --workload mlp --help"
 STRATEGIES = (
-    "--strategy must be one of dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none, fsdp2, zero1, hsdp, tp, pp, ep, local-sgd"
+    "--strategy must be one of dp, ddp, fsdp-full, fsdp-grad-op, fsdp-none, fsdp2, zero1, hsdp, tp, pp, ep, cp,"
+    " local-sgd, deepspeed-1, deepspeed-2, deepspeed-3, torchft"
 )
 FLOATS = "--dtype must be one of float32, tf32, bfloat16, float16, float64, float8"
 HELP = "see scalelab run strong-scaling --help"

@@ -190,6 +190,7 @@ def _expect_send(send: Send, basis: MessageBasis, spreading: Spreading) -> Messa
         "units": basis.unit_bytes,
         "inner_units": basis.unit_bytes[1:],
         "regathered": (basis.regathered_bytes,),
+        "root_unit": basis.unit_bytes[:1],
         "unit_shards": basis.shard_bytes,
         "parameters": (basis.gradient_bytes,),
         "reductions": basis.reduced_bytes[:1],

@@ -48,15 +48,11 @@ def check_strategy(trial: Trial) -> None:
     check_async(trial)
     if trial.spreading.sequence_parallel and trial.mesh.tp == 1 < trial.num_ranks:
         raise UsageError(f"--sequence-parallel has no effect on --mesh {trial.mesh.text}: add an axis tp, or drop it")
-    run = trial.training_run
-    if run is not None and run.keep and not find_strategy(trial.strategy).has_equal_replicas:
-        raise UsageError(
-            f"--strategy {trial.strategy} has replicas that differ between ranks, and a checkpoint holds one: use"
-            f" --keep 0 to write none, or --strategy {DEFAULT}"
-        )
+    check_checkpoints(trial)
     for refusal in find_strategy(trial.strategy).refuses:
-        value = getattr(trial.shape, refusal.field)
-        if value != getattr(StepShape(), refusal.field) and (trial.is_emulated or not refusal.only_emulated):
+        settings, defaults = (trial, Trial) if refusal.field == "dtype" else (trial.shape, StepShape())
+        value = getattr(settings, refusal.field)
+        if value != getattr(defaults, refusal.field) and (trial.is_emulated or not refusal.only_emulated):
             where = " on a CPU" if refusal.only_emulated else ""
             raise UsageError(
                 f"{flag(refusal.field)} {value} does not work with --strategy {trial.strategy}{where}:"
@@ -77,6 +73,22 @@ def check_async(trial: Trial) -> None:
         raise UsageError(
             "--async-tp lets the compiler cut an all-gather or reduce-scatter into pieces beside a matrix product: add"
             " --sequence-parallel and --compile"
+        )
+
+
+def check_checkpoints(trial: Trial) -> None:
+    """Refuse a checkpoint that would hold less than there is."""
+    run = trial.training_run
+    if run is not None and run.keep and not find_strategy(trial.strategy).has_equal_replicas:
+        raise UsageError(
+            f"--strategy {trial.strategy} has replicas that differ between ranks, and a checkpoint holds one: use"
+            f" --keep 0 to write none, or --strategy {DEFAULT}"
+        )
+    library = find_strategy(trial.strategy).library
+    if run is not None and run.keep and library:
+        raise UsageError(
+            f"--strategy {trial.strategy} leaves state to {library}, so a checkpoint would not hold all of it: use"
+            f" --keep 0 to write none, or --strategy {DEFAULT}"
         )
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 from scalelab.records.settings import Phase
 
 Sized = Literal[
-    "gradients", "buffers", "units", "inner_units", "regathered", "unit_shards", "parameters", "reductions",
-    "input_reductions", "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied", "experts",
-    "exchanges", "averages", "attended", "attended_gradients",
+    "gradients", "buffers", "units", "inner_units", "root_unit", "regathered", "unit_shards", "parameters",
+    "reductions", "input_reductions", "gathers", "input_gathers", "scatters", "input_scatters", "norms", "hops", "tied",
+    "experts", "exchanges", "averages", "attended", "attended_gradients",
 ]  # fmt: skip
 
 
@@ -23,11 +23,11 @@ class Send:
     purpose: str
     phase: Phase
     size: Sized
-    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, blocks
-    that the micro-batches of a pipeline gather again, a rank's shard of every unit, all parameters; the activations
-    that a plan reduces, or gathers and scatters, gradients of norms that see pieces of sequences; activations that
-    leave a stage, tied weights; a rank's experts, the tokens that are sent to experts, the parameters that replicas
-    average; keys and values that attention needs of other ranks' positions, and their gradients."""
+    """All gradients, all buffers, every unit (the blocks of the model and its root), every unit but the root, the
+    root, blocks that the micro-batches of a pipeline gather again, a rank's shard of every unit, all parameters; the
+    activations that a plan reduces, or gathers and scatters, gradients of norms that see pieces of sequences; those
+    that leave a stage, tied weights; a rank's experts, the tokens that are sent to experts, the parameters that
+    replicas average; keys and values that attention needs of other ranks' positions, and their gradients."""
     option: str = ""
     """The field of `Spreading` that turns them off; empty: they are always sent."""
     axis: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalelab.errors import UsageError
 from scalelab.records.mesh import Mesh, parse_mesh
@@ -75,6 +75,24 @@ FSDP2_RULES = MemoryRules(
     gradients="send",
     releases_gradients_in="optimizer",
 )
+
+ZERO_REFUSES = (
+    Refusal(field="micro_batch", reason="DeepSpeed's ZeRO reduces gradients in every pass", instead="fsdp2"),
+    Refusal(field="autocast", reason="DeepSpeed has a mixed precision of its own", instead="fsdp2"),
+    Refusal(field="dtype", reason="DeepSpeed keeps weights in float32 too, as no other strategy does", instead="fsdp2"),
+    Refusal(field="compile", reason="DeepSpeed's engine calls the model by itself", instead="fsdp2"),
+)
+ZERO_SENDS = (
+    Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
+    Send(kind="all_gather", purpose="parameters", phase="optimizer", size="units"),
+)
+DEEPSPEED: dict[str, Any] = {
+    "apply": "scalelab.worker.strategies.deepspeed:apply_zero",
+    "optimizer": "scalelab.worker.strategies.deepspeed:start_engine",
+    "refuses": ZERO_REFUSES,
+    "keeps_gradients": True,
+    "library": "deepspeed",
+}
 
 _KNOWN = (
     Strategy(
@@ -242,6 +260,36 @@ _KNOWN = (
         memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets", averages_parameters=True),
         rebuilds_buckets=True,
         has_equal_replicas=False,
+    ),
+    Strategy(
+        name="deepspeed-1",
+        description="DeepSpeed ZeRO, stage 1: the optimizer state is sharded, updated parameters are gathered",
+        shards=("optimizer",),
+        sends=ZERO_SENDS,
+        **DEEPSPEED,
+    ),
+    Strategy(
+        name="deepspeed-2",
+        description="DeepSpeed ZeRO, stage 2: gradients are sharded too",
+        shards=("gradients", "optimizer"),
+        sends=ZERO_SENDS,
+        **DEEPSPEED,
+    ),
+    Strategy(
+        name="deepspeed-3",
+        description="DeepSpeed ZeRO, stage 3: parameters are sharded too, but for small ones",
+        shards=ALL_PARTS,
+        sends=(replace(GATHER, size="inner_units"), SCATTER, replace(GATHER, phase="optimizer", size="root_unit")),
+        **DEEPSPEED,
+    ),
+    Strategy(
+        name="torchft",
+        description="torchft: ddp whose replicas form a quorum before every step and vote on its update",
+        apply="scalelab.worker.strategies.torchft:apply_torchft",
+        optimizer="scalelab.worker.strategies.torchft:vote_on_steps",
+        options=("bucket_mb",),
+        sends=DDP_SENDS[:1],
+        library="torchft",
     ),
 )
 

@@ -37,7 +37,7 @@ class MemoryRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A field of `StepShape` that the strategy cannot be combined with."""
+    """A field of `StepShape`, or `dtype`, that the strategy cannot be combined with unless it is as by default."""
 
     field: str
     reason: str
@@ -57,8 +57,7 @@ class Strategy:
     ranks: Literal["one", "threads", "processes"] = "processes"
     """Whether it runs on one rank only, as replicas in the threads of one process, or as one process per rank."""
     optimizer: str = ""
-    """The function that makes the optimizer, as module:function: `(make, parameters, trial) -> optimizer`; empty: as it
-    is."""
+    """The function that makes the optimizer, as module:function: `(make, model, trial) -> optimizer`; empty: `make`."""
     loss: str = ""
     """The function that adapts the loss, as module:function: `(loss, model) -> loss`; empty: as it is."""
     options: tuple[str, ...] = ()
@@ -89,6 +88,11 @@ class Strategy:
     """Whether a step has a forward and a backward one after the other, to be timed apart."""
     has_equal_replicas: bool = True
     """Whether ranks that hold the same parameters hold the same values after every step."""
+    keeps_gradients: bool = False
+    """Whether it has gradients to itself, so that they can be neither accumulated nor clipped."""
+    library: str = ""
+    """The package that does it, which is an extra of ours by the same name and keeps state that a checkpoint would not
+    hold; empty: torch."""
 
     @property
     def splits_model(self) -> bool:

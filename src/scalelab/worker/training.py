@@ -177,11 +177,7 @@ def check_workload(workload: Workload, trial: Trial) -> None:
             f"{trial.strategy} is put around one model, and build() returned {len(workload.loss)} losses that take"
             f" turns: use --strategy {DEFAULT}"
         )
-    if strategy.splits_model and workload.clip_norm is not None:
-        raise UsageError(
-            f"build() returned clip_norm {workload.clip_norm:g}, and the norm of gradients that {trial.strategy} splits"
-            f" is not computed: use --strategy {DEFAULT}"
-        )
+    check_gradients(workload, trial)
     check_cuts(workload, trial)
     if isinstance(workload.loss, Mapping) and trial.spreading.gradient_hook == "powersgd":
         raise UsageError("--comm-hook powersgd remembers one model's gradients, and build() returned turns: drop it")
@@ -193,6 +189,19 @@ def check_cuts(workload: Workload, trial: Trial) -> None:
         raise UsageError("cp cuts every batch along its second dimension and evaluates none: use --strategy tp")
     if trial.mesh.pp > 1 and workload.batch_dim:
         raise UsageError(f"a pipeline cuts batches along their first dimension, got batch_dim {workload.batch_dim}")
+
+
+def check_gradients(workload: Workload, trial: Trial) -> None:
+    """Refuse what has to be done with gradients that the strategy has in pieces, or to itself."""
+    strategy = find_strategy(trial.strategy)
+    if (strategy.splits_model or strategy.keeps_gradients) and workload.clip_norm is not None:
+        raise UsageError(
+            f"build() returned clip_norm {workload.clip_norm:g}, and the norm of gradients that {trial.strategy} splits"
+            f" is not computed: use --strategy {DEFAULT}"
+        )
+    if strategy.keeps_gradients and workload.accumulation > 1:
+        found = f"build() returned accumulation {workload.accumulation}"
+        raise UsageError(f"{found}, and {trial.strategy} reduces gradients in every pass: use --strategy {DEFAULT}")
 
 
 def make_turns(
@@ -241,9 +250,7 @@ def make_turn(
         factory = factory.get(name)
     record = find_strategy(trial.strategy)
     make = functools.partial(make_optimizer, factory, optimization=trial.optimization)
-    optimizer = (
-        load(record.optimizer)(make, model.parameters(), trial) if record.optimizer else make(model.parameters())
-    )
+    optimizer = load(record.optimizer)(make, model, trial) if record.optimizer else make(model.parameters())
     if record.splits_model:
         avoid_lists(optimizer)
     loss = as_loss(loss.to(device, find_dtype(trial)) if isinstance(loss, nn.Module) else loss)

@@ -179,7 +179,7 @@ class GradientNoise:
                 "the gradient noise scale needs one update of at least two passes per step, and a step of"
                 f" {trial.batch_per_rank} samples has not: set --micro-batch to at most half of that"
             )
-        if find_strategy(trial.strategy).wraps_blocks:
+        if find_strategy(trial.strategy).wraps_blocks or find_strategy(trial.strategy).keeps_gradients:
             raise UsageError(
                 f"the gradient noise scale needs full gradients, and {trial.strategy} shards them: use {DEFAULT}"
             )

@@ -14,10 +14,10 @@ from tests.worker.trials import launch, make_trial
 
 SPREAD = tuple(
     name
-    for name in list_strategies(lambda known: known.has_processes and known.has_equal_replicas)
+    for name in list_strategies(lambda known: known.has_processes and known.has_equal_replicas and not known.library)
     if not STRATEGIES[name].splits_model and not STRATEGIES[name].not_on_cpu
 )
-"""Every strategy with one process and a whole model per rank; `test_meshes.py` has the others."""
+"""Every strategy of torch's own with one process and a whole model per rank; `test_meshes.py` has other meshes."""
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=5, phase_steps=0, comm_free_steps=0, cycles=1)
 BRIEF = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0, cycles=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +66,29 @@ def test_without_torchao_the_next_step_is_its_installation(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(UsageError, match=r"pip install 'scalelab\[float8\]'"):
         convert_linears(nn.Linear(16, 16), torch.device("cuda", 0))
+
+
+def test_torchao_itself_converts_layers_that_then_train_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("torchao") is None:
+        pytest.skip("torchao is not installed: pip install --no-deps torchao")
+    monkeypatch.setitem(DRIVERS, "cuda", Capable((9, 0)))
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(torch.bfloat16)
+    converted = copy.deepcopy(plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao's own, about kernels of GPUs
+        convert_linears(converted, torch.device("cuda", 0))
+    assert [type(layer).__name__ for layer in converted] == ["Float8Linear", "ReLU", "Linear"]
+    inputs, labels = torch.randn(32, 64, dtype=torch.bfloat16), torch.randint(10, (32,))
+    losses: dict[str, list[float]] = {"bfloat16": [], "float8": []}
+    for name, model in (("bfloat16", plain), ("float8", converted)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            loss = nn.functional.cross_entropy(model(inputs).float(), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(loss.item())
+    assert losses["float8"] == pytest.approx(losses["bfloat16"], rel=0.02)
+    assert losses["float8"] != losses["bfloat16"], "multiplied in 16 bits"
+    assert losses["float8"][-1] < 0.95 * losses["float8"][0]

@@ -96,6 +96,9 @@ def join_fake_group(num_ranks: int, rank: int) -> Iterator[None]:
 @contextmanager
 def build_fake(trial: Trial, rank: int, *, replicates: bool = True) -> Iterator[Training]:
     """One rank of the job under its strategy, without memory, a loss scale or delays; `ep` also without its DDP."""
+    library = find_strategy(trial.strategy).library
+    if library:
+        raise UsageError(f"--fake cannot run {trial.strategy}: {library} needs a process group that answers; use ddp")
     trial = replace(
         trial,
         options={name: 0 if name == "workers" else value for name, value in trial.options.items()},

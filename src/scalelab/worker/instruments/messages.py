@@ -37,6 +37,7 @@ from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.gpt2 import Attention
 from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.deepspeed import ZeroModel, describe_engine
 from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.strategies.local_sgd import find_average
 from scalelab.worker.strategies.meshes import GROUPS
@@ -286,6 +287,8 @@ def measure_local(weight: torch.Tensor) -> int:
 
 def describe_basis(model: nn.Module) -> MessageBasis:
     """The sizes of a model, whatever its strategy."""
+    if isinstance(model, ZeroModel):
+        return describe_engine(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     norms = [m for m in model.modules() if isinstance(m, SyncBatchNormOnCpu | SyncBatchNorm)]
     return MessageBasis(

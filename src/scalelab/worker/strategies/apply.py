@@ -19,7 +19,7 @@ held back turn up in a later step. `can_update_without_sync` says where it can.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -63,6 +63,7 @@ def apply_single(model: nn.Module, device: torch.device, _: Trial) -> nn.Module:
 
 def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.Module:
     """The model as the trial wants it trained."""
+    check_library(trial.strategy)
     if trial.spreading.sync_batch_norm:
         model = apply_sync_batch_norm(model, device)
     if trial.dtype == "float8":
@@ -78,6 +79,13 @@ def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.M
         whole: nn.Module = compiled
         return whole
     return distributed
+
+
+def check_library(name: str) -> None:
+    """Refuse a strategy of a package that is not here."""
+    library = STRATEGIES[name].library
+    if library and importlib.util.find_spec(library) is None:
+        raise UsageError(f"--strategy {name} needs {library}: pip install 'scalelab[{library}]'")
 
 
 def convert_linears(model: nn.Module, device: torch.device) -> None:

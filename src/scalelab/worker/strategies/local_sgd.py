@@ -13,7 +13,6 @@ those of `ddp`, up to rounding; with any other the losses are not those of one r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -68,9 +67,9 @@ class PeriodicAverage:
             parameter.copy_(piece.view_as(parameter))
 
 
-def average_after_steps(make: Factory, parameters: Iterable[nn.Parameter], trial: Trial) -> torch.optim.Optimizer:
+def average_after_steps(make: Factory, model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     """The optimizer that `make` gives; it averages its parameters over ranks where a period ends."""
-    every = list(parameters)
+    every = list(model.parameters())
     optimizer = make(every)
     trained = [parameter for parameter in every if parameter.requires_grad]
     average = PeriodicAverage(trained, trial.spreading.averaging_period, trial.spreading.averaging_warmup)

@@ -7,7 +7,6 @@ them: an all-reduce in backward and as many bytes again after the update, for an
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from scalelab.records.trial import Trial
 from scalelab.worker.optimizers import Factory
 
 
-def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter], _: Trial) -> torch.optim.Optimizer:
+def shard_optimizer(make: Factory, model: nn.Module, _: Trial) -> torch.optim.Optimizer:
     """The optimizer that `make` gives, of this rank's share of the parameters, under torch's wrapper.
 
     torch's package of distributed optimizers is loaded here: every rank would carry it otherwise.
@@ -30,6 +29,6 @@ def shard_optimizer(make: Factory, parameters: Iterable[nn.Parameter], _: Trial)
         return make(groups)
 
     kind: Any = make_own
-    sharded = ZeroRedundancyOptimizer(parameters, optimizer_class=kind)
+    sharded = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind)
     sharded.state = sharded.optim.state  # the wrapper's own is empty
     return sharded
