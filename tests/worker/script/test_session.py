@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import save as save_sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -106,8 +107,12 @@ def test_the_first_batch_is_marked(tmp_path: Path) -> None:
 
 def test_nothing_stays_patched(tmp_path: Path) -> None:
     before = (torch.autograd.backward, torch.save, nn.Module.eval, torch.amp.GradScaler.step)
-    watch(train_plainly, tmp_path)
+    session, _ = watch(train_plainly, tmp_path)
     assert (torch.autograd.backward, torch.save, nn.Module.eval, torch.amp.GradScaler.step) == before
+    (model,) = session.watch.trained
+    assert model._compiled_call_impl is None
+    assert not _global_optimizer_pre_hooks
+    assert not _global_optimizer_post_hooks
 
 
 def test_accumulated_passes_are_one_step(tmp_path: Path) -> None:

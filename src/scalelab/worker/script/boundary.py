@@ -155,17 +155,22 @@ class ModuleHook:
         return getattr, (nullcontext(), "__exit__")  # takes anything, returns None, and loads without us
 
 
+CALL = "_compiled_call_impl"
+"""What a module calls instead of itself, if it is set; torch leaves it out of copies and pickles."""
+
+
 class SilentPasses(ModuleHook):
     """Passes through trained modules without gradients: an evaluation, if a step has more of them than it usually has.
 
     Usual ones are those of a GAN's generator while its discriminator learns, or of a target. Gradients may be switched
-    off in any way, and libraries do so many times in a step: one hook on each trained module costs less than to follow
-    that.
+    off in any way, and libraries do so many times in a step: one wrapper around each trained module costs less than to
+    follow that.
     """
 
     def __init__(self, trained: Sequence[nn.Module], facts: StepFacts) -> None:
         self._trained, self._facts = trained, facts
         self._hooks: list[RemovableHandle] = []
+        self.calls: list[tuple[nn.Module, Callable[..., Any]]] = []
         self.forget()
 
     def forget(self) -> None:
@@ -189,12 +194,33 @@ class SilentPasses(ModuleHook):
 
     def look(self) -> None:
         """The trained modules are known: see their passes from here on. Compiled ones are left as they are."""
-        modules = [one for one in map(unwrap, self._trained) if one._compiled_call_impl is None]
-        self._hooks = [one.register_forward_pre_hook(self) for one in modules]
+        for module in map(unwrap, self._trained):
+            if module._compiled_call_impl is not None:
+                continue
+            if type(module).__call__ is nn.Module.__call__ and not hasattr(module, "_orig_mod"):
+                self.calls.append((module, self._wrap_call(module._call_impl)))
+                module.__dict__[CALL] = self.calls[-1][1]
+            else:
+                self._hooks.append(module.register_forward_pre_hook(self))
+
+    def _wrap_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A module with a hook takes torch's long way through every call; this costs one function."""
+        is_training = torch.is_grad_enabled
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not is_training():
+                self()
+            return call(*args, **kwargs)
+
+        return watched
 
     def stop_looking(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
+        while self.calls:
+            module, call = self.calls.pop()
+            if module.__dict__.get(CALL) is call:
+                del module.__dict__[CALL]
 
     def __call__(self, *_: object) -> None:
         if not torch.is_grad_enabled():
