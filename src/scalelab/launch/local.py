@@ -77,9 +77,11 @@ class ServerProcess:
             self.close()
             raise
         if ready is None or "ready" not in ready:
-            words = self._read_log()
+            words = self._read_log() or "it ended without a word"
+            if ready is None and self.is_alive():
+                words = f"torch was not loaded in {START_SECONDS:g} s: let other programs end, and try again"
             self.close()
-            raise LaunchFailed(f"the fork server did not start: {words or 'no output'}")
+            raise LaunchFailed(f"the fork server did not start: {words}")
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

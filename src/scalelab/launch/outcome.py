@@ -230,7 +230,7 @@ def find_cause(
             status=Status.TIMED_OUT,
             cause=Cause.TIME_LIMIT,
             reason=f"not finished after {trial.timeout_seconds:g} s{describe_hang(directory)}; the stacks of"
-            f" {name_ranks(stuck)} are in {directory}/rank*.log; raise --timeout for more time",
+            f" {name_ranks(stuck)} are in {directory}/rank*.log",
         )
     blames = [
         _blame_rank(rank, end, file, directory, trial.memory_limit_bytes, has_oom_kill=has_oom_kill)

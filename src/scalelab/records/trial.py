@@ -336,7 +336,7 @@ class TrialResult:
             return ""
         return {
             Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",
-            Status.TIMED_OUT: "check the stacks in the logs for where ranks wait, or raise --timeout",
+            Status.TIMED_OUT: "see there where ranks wait, or raise --timeout",
             Status.INVALID: "fix the workload or script, or its options",
             Status.NOT_RUN: "fix what the reason names",
         }.get(self.status, "check the end of the logs")

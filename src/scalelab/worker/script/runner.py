@@ -202,10 +202,13 @@ def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None
         yield
 
 
-GIVE_UP_SHARE = 0.9
-"""Of the time limit: a script without a step until then has none."""
 LEAVE_SECONDS = 10.0
 """How long a script's exit handlers and threads may take after its last step."""
+
+
+def find_patience(timeout_seconds: float) -> float:
+    """How long to wait for a first step: a script without one until then has none, and needs time to leave."""
+    return max(0.5 * timeout_seconds, min(0.9 * timeout_seconds, timeout_seconds - 2 * LEAVE_SECONDS))
 
 
 def measure_script(
@@ -232,7 +235,7 @@ def measure_script(
         try:
             with (
                 taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),
-                giving_up(session, GIVE_UP_SHARE * trial.timeout_seconds),
+                giving_up(session, find_patience(trial.timeout_seconds)),
             ):
                 run_script(script, session, log_file(directory, rank))
             wait_for_all(store, trial.num_ranks)
