@@ -15,7 +15,7 @@ from scalelab.records.trial import Block, StepKind
 from scalelab.runs.launching import copy_for_script
 from scalelab.worker.script import runner
 from scalelab.worker.script.prelude import run_prelude
-from scalelab.worker.script.refusal import find_hint
+from scalelab.worker.script.refusal import OWN_PROCESSES, describe_wait, find_hint
 from scalelab.worker.script.runner import ScriptFinished, find_function, giving_up, run_script
 from scalelab.worker.script.session import ScriptSession
 from tests.worker.script.scripts import make_script_trial
@@ -104,6 +104,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     gpu = "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
     hints["Torch not compiled with CUDA enabled"] = gpu
     hints["module 'torch._C' has no attribute '_cuda_setDevice'"] = gpu
+    hints["CUDA required"] = gpu
     hints["Cannot access accelerator device when none is available."] = gpu
     assert {words: find_hint(words, script) for words in hints} == hints
     assert find_hint("something else", script) == ""
@@ -122,6 +123,11 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
         (2, "", "the script did not take its arguments (exit code 2), and printed nothing"),
         (
             1,
+            "Error executing job\nValueError: bad data\nSet FULL_ERROR=1 for more\n",
+            "the script exited with code 1 after 0 of 7 planned steps; it printed: ValueError: bad data",
+        ),
+        (
+            1,
             "first\nno such data\n\n",
             "the script exited with code 1 after 0 of 7 planned steps; it printed: no such data",
         ),
@@ -130,7 +136,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_script_that_exits_is_quoted(code: int, printed: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text(printed)
     with pytest.raises(ScriptFinished) as caught:
-        execute(tmp_path, "optimizer", text=f"raise SystemExit({code})")
+        execute(tmp_path, "optimizer", text=f"import os\nos._exit({code})")
     assert str(caught.value) == reason
     assert (caught.value.__cause__ is None) == (code == 2), "no frames of argparse"
 
@@ -144,6 +150,19 @@ def test_a_script_without_a_step_is_given_up_before_the_time_limit(tmp_path: Pat
     session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, tmp_path / "trace.json", Kept(), 4)
     with pytest.raises(runner.GivenUp), giving_up(session, 0.001):
         spin()
+
+
+def test_a_script_that_only_waits_is_quoted(tmp_path: Path) -> None:
+    session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, tmp_path / "trace.json", Kept(), 4)
+    log = tmp_path / "rank0.log"
+    log.write_text("tokenizing\n")
+    words = describe_wait(20.0, session, log, has_children=False)
+    assert words.startswith(
+        "no step was seen in 20.0 s, nor anything of a training; the last line it printed: tokenizing: raise --timeout"
+        " if it takes long to begin; processes that it starts are not watched"
+    )
+    seen = "no step was seen in 20.0 s (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)"
+    assert describe_wait(20.0, session, log, has_children=True) == f"{seen}: {OWN_PROCESSES}"
 
 
 def test_a_scratch_copy_leaves_out_runs_and_hidden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

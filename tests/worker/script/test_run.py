@@ -87,7 +87,7 @@ def check_instruments(rank: RankReport, gradient_bytes: int) -> None:
         ("raise ValueError('bad data')", Status.INVALID, Cause.RAISED, "ValueError: bad data"),
         ("raise SystemExit(3)", Status.INVALID, Cause.UNUSABLE, "exited with code 3 after 0 of 13 planned steps"),
         ("raise SystemExit('')", Status.INVALID, Cause.UNUSABLE, "exited with the message ''"),
-        ("os._exit(5)", Status.CRASHED, Cause.ENDED, ""),
+        ("os._exit(5)", Status.INVALID, Cause.UNUSABLE, "exited with code 5 after 0 of 13 planned steps"),
     ],
 )
 def test_a_script_that_fails_is_a_named_result(

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import save as save_sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,7 +31,7 @@ from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.batches.stream import find_samples
-from scalelab.worker.script.instrumented import count_sharing
+from scalelab.worker.script.instrumented import count_messages, count_sharing
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
@@ -582,3 +583,26 @@ def test_ranks_of_a_tensor_parallel_model_share_samples() -> None:
         assert count_sharing([nn.Linear(4, 4)]) == 1
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
+def test_messages_are_counted_and_joined_ranks_keep_their_communication(backend: str, tmp_path: Path) -> None:
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+
+        def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+            replica = DistributedDataParallel(model)
+            with replica.join():
+                train_plainly(replica, batches)
+
+        before = count_messages()
+        session, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 4), Block(StepKind.COMM_FREE, 2)))
+        after = count_messages()
+    finally:
+        dist.destroy_process_group()
+    assert before is not None
+    assert after is not None
+    assert after > before
+    assert session.is_joined
+    assert len(kept) == 4
+    assert session.obstacle == "inside DDP's join() ranks may take different numbers of steps"

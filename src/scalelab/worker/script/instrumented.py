@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import _world
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -229,3 +230,12 @@ class ProfiledBlock:
         self._profile.stop()
         self._trace.parent.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(self._trace))
+
+
+def count_messages() -> int | None:
+    """Collectives and messages so far, of all process groups: torch numbers them; None: a backend does not."""
+    try:
+        backends = {group._get_backend(kind) for group in _world.pg_map for kind in group._device_types}
+        return sum(backend._get_sequence_number_for_group() for backend in backends)  # type: ignore[attr-defined]
+    except RuntimeError:
+        return None

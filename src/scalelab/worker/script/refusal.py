@@ -7,9 +7,11 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+
 from scalelab.checks import clean_text
 from scalelab.records.tasks import Script
-from scalelab.units import format_count
+from scalelab.units import format_count, format_seconds
 from scalelab.worker.script.session import ScriptSession
 from scalelab.worker.script.watch import TrainingWatch
 
@@ -17,16 +19,14 @@ OWN_PROCESSES = (
     "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
     " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
 )
+GPU_WORDS = re.compile(r"\b(CUDA|GPUs?)\b", re.IGNORECASE)
 NO_GPU_WORDS = (
-    "Torch not compiled with CUDA enabled",
-    "No CUDA GPUs are available",
     "Found no NVIDIA driver",
-    "no GPUs found",
     "doesn't have NCCL built in",
     "Cannot access accelerator device when none is available",
     "'torch._C' has no attribute '_cuda_",
 )
-ERROR_WORDS = re.compile(r"\berror\b", re.IGNORECASE)
+ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 USAGE_CODE = 2
 MOST_CHARACTERS = 300
@@ -35,7 +35,8 @@ MOST_CHARACTERS = 300
 
 def find_hint(words: str, script: Script) -> str:
     """What to do about an error that scripts often meet here; empty: its own words have to do."""
-    if any(part in words for part in NO_GPU_WORDS):
+    is_missing = not torch.accelerator.is_available() and GPU_WORDS.search(words)
+    if is_missing or any(part in words for part in NO_GPU_WORDS):
         return "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
     if "attempted relative import with no known parent package" in words and not script.is_module:
         name = Path(script.target).stem
@@ -79,6 +80,20 @@ def read_lines(log: Path) -> list[str]:
     return [line for line in lines if line]
 
 
+def quote_last_line(log: Path) -> str:
+    return "".join(f"; the last line it printed: {line}" for line in read_lines(log)[-1:])
+
+
+def describe_wait(seconds: float, session: ScriptSession, log: Path, *, has_children: bool) -> str:
+    """What to do about a script that was given up, by what was seen of it."""
+    watch, words = session.watch, f"no step was seen in {format_seconds(seconds)}"
+    if not (watch.has_seen or has_children):
+        advice = "raise --timeout if it takes long to begin"
+        return f"{words}, nor anything of a training{quote_last_line(log)}: {advice}; {OWN_PROCESSES}"
+    advice = OWN_PROCESSES if has_children and not watch.is_loading else advise_step_end(watch)
+    return f"{words} ({describe_seen(session)}): {advice}"
+
+
 def describe_early_end(session: ScriptSession, log: Path) -> str:
     """What to do about a script that ended too early, by what was seen of it."""
     if session.num_steps:
@@ -87,8 +102,7 @@ def describe_early_end(session: ScriptSession, log: Path) -> str:
         return f"{words}: let it train longer, or lower --steps{more}"
     advice = advise_step_end(session.watch)
     if not (session.watch.has_seen or session.num_forks):
-        said = "".join(f"; the last line it printed: {line}" for line in read_lines(log)[-1:])
-        return f"the script ended without training anything{said}"
+        return f"the script ended without training anything{quote_last_line(log)}"
     if session.watch.is_loading and not session.watch.has_batch:
         advice = "its data loader gave no batch: check that the data set is larger than a batch"
     elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too

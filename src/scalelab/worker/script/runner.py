@@ -23,7 +23,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -33,18 +33,16 @@ from scalelab.launch.agreement import Assignment, copied_directory, log_file, sa
 from scalelab.records.observations import Instrument, RankReport, ScriptReport
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
-from scalelab.units import format_count, format_seconds
+from scalelab.units import format_count
 from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import name_strategy
 from scalelab.worker.script.observers import choose_observer
 from scalelab.worker.script.prelude import execute_script, make_variables, move_to_copy
 from scalelab.worker.script.refusal import (
-    OWN_PROCESSES,
-    advise_step_end,
     count_steps,
     describe_early_end,
     describe_exit,
-    describe_seen,
+    describe_wait,
     find_hint,
     is_usage_error,
 )
@@ -65,7 +63,7 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
     try:
         with session:
             sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
-            with ending_forks():
+            with ending_forks(), replaced(os, "_exit", wrap_exit):
                 execute_watched(script, session.watch)
     except ScriptEnded:
         return
@@ -75,9 +73,8 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
             raise ScriptFinished(f"{hint} ({describe(error)})") from error
         raise
     except GivenUp as error:
-        seen, is_loading = describe_seen(session), session.watch.is_loading
-        advice = OWN_PROCESSES if end_children() and not is_loading else advise_step_end(session.watch)
-        raise ScriptFinished(f"no step was seen in {format_seconds(error.args[0])} ({seen}): {advice}") from None
+        words = describe_wait(error.args[0], session, log, has_children=end_children() > 0)
+        raise ScriptFinished(words) from None
     except SystemExit as error:
         if error.code not in (None, 0) and not session.is_measured:
             shown = None if is_usage_error(error.code, session) else error
@@ -106,6 +103,18 @@ def ending_forks() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def wrap_exit(original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    """`os._exit` leaves the script, not the rank, which has a result to write; forks and threads end as they do."""
+    rank = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == rank and threading.current_thread() is threading.main_thread():
+            raise SystemExit(status)
+        original(status)
+
+    return leave
 
 
 def execute_watched(script: Script, watch: TrainingWatch) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _world
 from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.errors import UsageError
@@ -30,6 +29,7 @@ from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
     can_renew_reducer,
+    count_messages,
     count_sharing,
     find_replicas,
     is_all_replicated,
@@ -97,7 +97,7 @@ class ScriptSession:
     """Whether ranks sent each other anything between the first step and the end of a block."""
     num_sharing = 1
     """Ranks that work on the same samples."""
-    _num_messages = 0
+    _num_messages: int | None = 0
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class ScriptSession:
             self._learn(facts)
         if not is_last:
             return
-        self.is_joined = self.is_joined or count_messages() != self._num_messages
+        self.is_joined = self.is_joined or self._num_messages is None or count_messages() != self._num_messages
         self._leave_block()
         self._check_samples()
         if "input" in self.watch.delays and "input" not in facts.delayed:
@@ -359,6 +359,9 @@ class ScriptSession:
         if not is_all_replicated(trained):
             self.obstacle = "the gradient all-reduce can be left out only where DDP averages all gradients"
             return False
+        if any(one._join_config.enable for one in find_replicas(trained)):
+            self.obstacle = "inside DDP's join() ranks may take different numbers of steps"
+            return False
         if not all(map(can_renew_reducer, self._list_noting())):
             self.obstacle = "DDP looks for unused parameters, and would want the gradients of steps that are undone"
             return False
@@ -384,14 +387,6 @@ class ScriptSession:
                 renew_reducer(replica)
         self._saved = None
         self._phases = self._profile = None
-
-
-def count_messages() -> int:
-    """Collectives and messages so far, of all process groups: torch numbers them; −1 with a backend that does not."""
-    try:
-        return sum(group._get_sequence_number_for_group() for group in _world.pg_map)  # type: ignore[attr-defined]
-    except RuntimeError:
-        return -1
 
 
 def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
