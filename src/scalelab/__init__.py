@@ -5,12 +5,16 @@ Public names are imported on first use: `import scalelab` takes milliseconds and
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+# Type checkers know the name. The command handles Ctrl-C from its first line on, and importing typing for it would
+# take longer than all that comes before.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    import typing
+
     from scalelab.api import compare, plan, predict, quantize, resume, run, trace
     from scalelab.api import open as open  # noqa: A004 - sl.open, which is not in __all__
     from scalelab.errors import ScalelabError
@@ -172,9 +176,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -39,10 +39,16 @@ def test_looking_loads_little_of_ours_and_nothing_heavy(words: str, place: Path)
     program = PROGRAM.replace("{heavy}", repr(HEAVY))
     command = [sys.executable, "-c", program, *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=True)
-    number, *heavy = done.stderr.split()
+    number, *heavy = done.stderr.splitlines()[-1].split()
     assert heavy == []
     assert int(number) <= MOST_MODULES
     assert len(done.stdout.splitlines()) <= 40
+
+
+def test_ctrl_c_is_handled_before_anything_else_is_imported() -> None:
+    program = "import sys; before = {*sys.modules}; import scalelab.__main__; print(*({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"__future__", "types", "scalelab", "scalelab.__main__"}
 
 
 def test_the_help_of_no_study_loads_scipy_or_psij() -> None:

@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 
 from scalelab import __version__
 from scalelab.checks import guard_stream
+from scalelab.cli.patience import say_if_slow
 from scalelab.errors import ScalelabError, Terminated, UnknownName, UsageError
 
 VERBS = {
@@ -58,6 +59,9 @@ VERBS = {
 }
 SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune", "show", "report")
 """Verbs of a module with several: its first argument says which."""
+
+SILENT = ("init", "list", "show", "report", "compare", "export", "predict", "plan")
+"""Verbs that print nothing until they answer; the others show their progress."""
 
 CLEANING_SECONDS = 15.0
 
@@ -169,8 +173,9 @@ def run_verb(arguments: list[str]) -> int:
         if study in STUDIES:
             raise UsageError(f"unknown command {verb!r}. Did you mean: scalelab run {study}")
         raise UnknownName("command", verb, VERBS, "See scalelab --help.")
-    module = importlib.import_module(VERBS[verb][0])
-    return int(module.main(arguments if verb in SHARED_MODULES else rest))
+    with say_if_slow(f"scalelab {verb} is working …") if verb in SILENT else nullcontext():
+        module = importlib.import_module(VERBS[verb][0])
+        return int(module.main(arguments if verb in SHARED_MODULES else rest))
 
 
 def describe_version(*, is_verbose: bool) -> str:

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from scalelab.answers.train import TrainStudy
 from scalelab.checks import clean_lines, clean_text, find_unguarded
 from scalelab.cli.output import Output, write_outputs
+from scalelab.cli.patience import say_if_slow
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import DamagedRun, Terminated, UsageError
 from scalelab.launch.agreement import curve_file, start_file
@@ -114,6 +115,7 @@ def print_plan(trials: Sequence[Trial], execution: Execution, *, may_try: bool =
         if launcher is not None and installed_version("torch") is not None:
             stack.callback(launcher.close)
             attempt = partial(try_trial, launcher=launcher)
+        stack.enter_context(say_if_slow("running a few steps of each configuration to estimate the time …"))
         expected = expect_seconds(trials, runs, attempt)
     sys.stdout.write(render_plan(trials, expected, is_full=execution.output.full))
 
@@ -130,6 +132,8 @@ class ProgressReporter:
         self._started = time.monotonic()
         self._num_measured = 0
         self._bar: Progress | None = None
+        self._silence = contextlib.ExitStack()
+        """Ends with the trial that is running."""
 
     def __enter__(self) -> ProgressReporter:
         if self._is_live:
@@ -147,10 +151,12 @@ class ProgressReporter:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._silence.close()
         if self._bar is not None:
             self._bar.stop()
 
     def __call__(self, event: Event) -> None:
+        self._silence.close()
         if isinstance(event, TrialEnded) and not event.is_from_disk:
             if not self._num_measured:
                 self._started = time.monotonic() - event.result.wall_seconds  # loading torch happens once
@@ -161,6 +167,9 @@ class ProgressReporter:
             warn_of_neighbours(event, self.say)
             if self._is_search and self._bar is None:  # a probe may take minutes, and its batch is news
                 self.say(f"[{event.number}/{event.num_trials}] {event.trial.name} started")
+            elif self._bar is None and not self._num_measured:
+                words = f"[{event.number}/{event.num_trials}] {event.trial.name} is running (loading torch first)"
+                self._silence.enter_context(say_if_slow(words))
         if self._bar is not None:
             trial = event.trial if isinstance(event, TrialStarted) else event.result.trial
             done = event.number - 1 if isinstance(event, TrialStarted) else event.number
@@ -260,9 +269,10 @@ class LineReporter:
 
     def _follow(self) -> None:
         position = 0
+        with say_if_slow("loading torch, the model and its data …"):
+            while not (self._see_start() or self._is_over.wait(POLL_SECONDS)):
+                pass
         while not self._is_over.wait(POLL_SECONDS):
-            if self._last is None and not self._see_start():
-                continue
             try:
                 with curve_file(self._directory).open("rb") as file:
                     file.seek(position)
