@@ -116,6 +116,16 @@ def test_nothing_stays_patched(tmp_path: Path) -> None:
     assert not _global_optimizer_post_hooks
 
 
+def test_the_step_in_which_a_compiled_model_is_compiled_again_is_kept_apart(tmp_path: Path) -> None:
+    def loop(model: nn.Sequential, batches: Iterator[Any]) -> None:
+        model[0]._compiled_call_impl = model[0]._call_impl  # as `compile()` sets it
+        train_plainly(model, batches)
+
+    _, kept = watch(loop, tmp_path)
+    apart = [one.step for one in kept if one.kind is StepKind.SETTLE]
+    assert apart == [0, 3], "the first, and the one after the hooks of the first steps have gone"
+
+
 def test_accumulated_passes_are_one_step(tmp_path: Path) -> None:
     def loop(model: nn.Module, batches: Iterator[Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters())

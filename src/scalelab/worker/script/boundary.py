@@ -348,3 +348,9 @@ def unwrap(module: nn.Module) -> nn.Module:
 def is_training_pass(module: nn.Module) -> bool:
     """Whether a call of the module is part of training; wrappers may say `training` only inside."""
     return torch.is_grad_enabled() and any(one.training for one in module.modules())
+
+
+def is_any_compiled(modules: Sequence[nn.Module]) -> bool:
+    """Whether torch.compile has one of the modules or of their parts."""
+    parts = (part for module in modules for part in module.modules())
+    return any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in parts)

@@ -24,7 +24,7 @@ from scalelab.records.samples import render_samples
 from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.device import find_driver_of
 from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
-from scalelab.worker.script.boundary import QuickStep, StepFacts, sum_losses
+from scalelab.worker.script.boundary import QuickStep, StepFacts, is_any_compiled, sum_losses
 from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
@@ -157,7 +157,7 @@ class ScriptSession:
         self._phases: PhaseBlock | None = None
         self._profile: ProfiledBlock | None = None
         self._saved: SavedState | None = None
-        self._drops_next = False
+        self._drops_next = self._compiles_next = False
 
     @property
     def is_measured(self) -> bool:
@@ -236,7 +236,8 @@ class ScriptSession:
     def _begin_quick(self) -> None:
         """Nothing has to be decided before the last step of a clean block."""
         block = None if self.is_measured else self._blocks[self._position]
-        if block is not None and block.kind is StepKind.CLEAN and self._is_learned and not self._drops_next:
+        is_odd = self._drops_next or self._compiles_next
+        if block is not None and block.kind is StepKind.CLEAN and self._is_learned and not is_odd:
             self.watch.begin_quick(block.num_steps - self._in_block - 1)
 
     def _record_quick(self, taken: Sequence[QuickStep], start: float) -> None:
@@ -254,8 +255,9 @@ class ScriptSession:
             self.num_apart.update(facts.other_work)
         self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not self.watch.has_closure
         loss = facts.read_loss()
-        if facts.other_work or self.num_steps == 0:
+        if facts.other_work or self.num_steps == 0 or self._compiles_next:
             kind = StepKind.SETTLE
+        self._compiles_next = False
         if self._phases is None or kind is StepKind.SETTLE:
             sample = StepSample(self._rank, self.num_steps, kind, start, end - start, loss=loss)
         else:
@@ -313,6 +315,7 @@ class ScriptSession:
 
     def _learn(self, facts: StepFacts) -> None:
         """What a step consists of; a step with an evaluation would count its batches too."""
+        self._compiles_next = is_any_compiled(self.watch.trained)  # they were compiled with our hooks, which go now
         self.watch.settle()
         self._is_learned = True
         self.num_passes = facts.num_passes
