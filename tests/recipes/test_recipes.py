@@ -323,6 +323,80 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
     assert "It degrades, and non-linearly: fast at first" in curve
 
 
+ANSWERS = {
+    "S1.warmup": (r"Steps 0 to 4 take 1\.\d+ .* times as long as the rest", r"dropping 5 is enough", r"autotuning"),
+    "S1.randomness": (r"bit-equal losses in all 30 steps of 12 launches", r"same work"),
+    "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
+    "S2.drop": (r"^ At 2 ranks, from 100 % to 8[78]",),
+    "S2.quantitative": (
+        r"= 37\.\d ms \(1/2 of the plain loop\) \+ 4\.\d ms of exposed communication",
+        r"fraction 1[345]",
+    ),
+    "S3.efficient": (r"2 ranks: 1\.7\d ± \S+ for mlp 1024×3, 1\.7\d ± \S+ for mlp 128×2",),
+    "S3.differ": (
+        r"6·P·B operations and all-reduces 4·P bytes",
+        r"GFLOP/s \(mlp 128×2\)",
+        r"share of the step: 9\.\d+ %",
+    ),
+    "S3.bottleneck": (r"over computing is 0\.1\d .* the threshold is [34] .* samples per rank", r"up to 10 ranks"),
+    "S4.device_0": (r"6\.30 MB pass through it in a step on 2 devices", r"updates alone"),
+    "S4.architecture": (r"2·M·\(N − 1\)/N bytes, 3\.15 MB here and never more than 6\.30 MB", r"grow with the devices"),
+    "S4.acceptable": (r"notebooks, debugging, inference", r"DP's step over DDP's, (0\.99|1\.00)"),
+    "S5A.scaling": (
+        r"^ It lowers the speedup",
+        r"1\.7\d ± \S+ at 0 ms, 1\.6\d+ ± \S+ at 10 ms",
+        r"1\.[34]\d ± \S+ at 40 ms",
+    ),
+    "S5A.linearly": (r"non-linearly: fast at first", r"\(T₁ \+ d\)/\(T_N \+ d\)", r"predicts 1\.6\d ± \S+ at 10 ms"),
+    "S5A.amdahl": (r"f = d/\(T₁ \+ d\) = 35 %", r"1/f = 2\.9 times", r"predicts 1\.6\d"),
+    "S5B.improve": (r"^ Yes\. ", r"1\.6\d ± \S+ at global batch 32", r"1\.9\d ± \S+ at global batch 256"),
+    "S5B.saturate": (r"saturates at global batch 256: doubling it gives only 1\.0\d",),
+    "S5C.training_time": (r"from 4[12]\.\d+ ± \S+ ms to 6[12]\.\d ± \S+ ms per step, 1\.4\d+", r"sleeps 20 ms"),
+    "S5C.synchronization": (r"ends when the last rank has brought its gradients", r"Losses are bit-equal"),
+    "R1.grows": (
+        r"Throughput grows: 1\.7\d ± \S+ times the images/s from batch 8 to 32",
+        r"does not grow with its images",
+    ),
+    "R1.flattens": (r"1\.2\d ± \S+ times the images/s from batch 32 to 128, 1\.0\d",),
+    "R2.kind": (r"^ Strong scaling: the images of an epoch stay the same", r"scales weakly"),
+    "R2.weak": (r"^ Better: from 1 × 32 to 4 × 32, efficiency is 1\.7\d", r"published: 1\.80 times"),
+    "R2.data_point": (
+        r"1 → 2 devices is 2\.0\d ± \S+ at batch 8 and 2\.0\d",
+        r"published: 1\.46 at batch 32, 1\.86 at 128",
+    ),
+    "R3.parts": (r"T_1/N and communication T_N − T_1/N of an epoch, in s: 1\.6\d ± \S+ and ",),
+    "R4.bandwidth": (r"M = 178,488 bytes of gradients", r"at least .*B/s \(2 devices, batch 8\)"),
+    "R5.accuracy": (r"40\.00 ± \S+ % of training images .* with the large batch", r"fewer updates"),
+    "R5.remedies": (r"0\.1 × 4 × 2048 / 128 = 6\.4", r"gradual warm-up", r"with warm-up 40\.00"),
+    "R6.buffers": (r"^ Yes: 38,560 bytes of buffers beside 44,695,848 of gradients", r"not averaged"),
+    "R6.enough": (r"local batch norm and changes by \+0\.0 ± 0\.0 points with synchronized", r"over 3 seeds"),
+    "G1.difference": (r"3\.47 MB less after the step and 8 kB more at its peak", r"1177\.47 MB above the estimate"),
+    "G2.throughput": (r"80 timed steps after 5 of warm-up .* processed 40,960 tokens in 1\.4", r"163,840 in 5\.03 s"),
+    "G3.extrapolation": (
+        r"1[23]\.\d+ ± \S+ million years \(published: 78208\.0\)",
+        r"the same FLOP/s, no communication",
+    ),
+    "G4.batches": (r"grows up to batch 32", r"3\.1\d+ .* at 4", r"batch 64 does not fit"),
+    "G5.ddp": (r"1\.[56]\d? ± \S+ times as fast \(published: 1\.93\)", r"all-reduced once per step"),
+    "G5.fsdp": (r"FULL_SHARD 1\.01, SHARD_GRAD_OP 1\.01", r"ddp 17\.3 MB, fsdp-full 6\.94 MB", r"four decimals"),
+}
+"""What played answers have: a step takes 10 ms and 1 ms per sample of a rank, 4 ms of it communication."""
+
+
+@pytest.mark.parametrize("name", ["scaling", "resnet", "gpt2"])
+def test_every_answer_has_its_verdict_its_numbers_and_its_reason(documents: dict[str, Document], name: str) -> None:
+    asked = read_published(name, QUESTIONS)
+    keys = [f"{row}.{key}" for row, questions in asked.items() for key in questions]
+    assert keys == [key for key in ANSWERS if key.partition(".")[0] in asked]
+    for row, questions in asked.items():
+        section = find_section(documents[name], row)
+        split = dict(section.split_question(words) for words in section.paragraphs)
+        for key, printed in questions.items():
+            answer = split[Question(printed.text, "").heading]
+            missing = [words for words in ANSWERS[f"{row}.{key}"] if not re.search(words, answer)]
+            assert not missing, f"{row}.{key}: {answer}"
+
+
 def find_table(document: Document, row: str, title: str) -> list[list[object]]:
     (table,) = (table for table in find_section(document, row).tables if table.title == title)
     return [[cell.value for cell in line] for line in table.rows]
