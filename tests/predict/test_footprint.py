@@ -7,7 +7,7 @@ import pytest
 from scalelab.predict.devices import find_device
 from scalelab.predict.footprint import CATEGORIES, Footprint, Kernels, find_footprint, is_possible, keep_block
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, Transformer
+from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, LLAMA3_405B, Transformer
 
 GIBI = 2**30
 SMALL = PlannedJob(model=GPT2_SMALL, device=find_device("h100-sxm"), dtype="float32", global_batch=8)
@@ -178,3 +178,34 @@ def test_an_allocator_and_a_device_have_more_than_is_allocated():
     assert footprint.total_bytes == 10e9
     assert footprint.reserved_bytes == pytest.approx(12.1e9)  # 21 % more
     assert footprint.device_bytes == pytest.approx(11.75e9)  # 10 % more, and CUDA's context
+
+
+GPT_530B = Transformer(num_layers=105, width=20480, num_heads=128, vocabulary=51200, sequence=2048)
+LLAMA_405B = replace(LLAMA, model=LLAMA3_405B, device=find_device("h100-sxm"), global_batch=2048)
+
+
+def test_layouts_that_ran_are_possible():
+    """530B by ZeRO-3 on 640 A100s (Narayanan et al. 2021, table 2); Llama 3 405B (2024, table 4)."""
+    old = PlannedJob(
+        model=GPT_530B, device=find_device("a100-80gb"), dtype="float16", global_batch=2560,
+        has_fused_attention=False, dropout=0.1,
+    )  # fmt: skip
+    assert is_possible(old, Layout(data=640, micro_batch=4, zero=3, checkpointing="full"))
+    split = Layout(tensor=8, pipeline=16, data=64, interleave=8, zero=3, has_split_sequence=True)
+    assert is_possible(LLAMA_405B, split)
+    assert not is_possible(LLAMA_405B, replace(split, micro_batch=2))
+
+
+def test_gathering_by_matrices_needs_less_room_than_by_blocks():
+    layout = Layout(data=8, zero=3, checkpointing="full")
+    by_blocks, by_matrices = (
+        find_footprint(LLAMA, layout, Kernels(gathers_matrices=fine)).by_category["buckets"] for fine in (False, True)
+    )
+    assert 0 < by_matrices < by_blocks
+
+
+def test_recomputed_norms_and_gates_keep_what_products_gave():
+    kept = keep_block(LLAMA, Layout(), Kernels(recomputes_pointwise=True))[0]
+    tokens, model = LLAMA3_8B.sequence, LLAMA3_8B
+    numbers = 2 * model.width + 2 * model.width + 2 * model.kv_width + 2 * model.inner
+    assert kept == pytest.approx(2 * tokens * numbers, rel=0.01)

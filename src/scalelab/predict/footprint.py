@@ -59,9 +59,14 @@ class Kernels:
     """Whether the gradients of the step before are still there in forward."""
     has_fused_loss: bool = False
     """Whether cross-entropy is one kernel that writes the gradient over the logits."""
+    recomputes_pointwise: bool = False
+    """Whether norms, gates and GELU are computed again in backward, as torch.compile does, so that only the inputs of
+    norms and what products gave stay."""
+    gathers_matrices: bool = False
+    """Whether ZeRO-3 gathers matrix by matrix and cuts each gradient at once, as DeepSpeed does, not block by block."""
 
 
-LEANEST = Kernels(keeps_logits=False, has_fused_loss=True)
+LEANEST = Kernels(keeps_logits=False, has_fused_loss=True, recomputes_pointwise=True, gathers_matrices=True)
 """The least that a careful training loop needs."""
 
 
@@ -122,7 +127,7 @@ def _fill_stage(
     logits = tokens * model.vocabulary / parts * has_logits
     held = logits * job.item_bytes if kernels.keeps_logits else 0.0
     at_loss = logits * job.item_bytes if kernels.has_fused_loss else held + 3 * logits * 4
-    gathered = gather_units(job, layout, block, rest, num_blocks)
+    gathered = gather_units(job, layout, kernels, block, rest, num_blocks)
     accumulates = layout.count_micro_batches(job) > 1 or kernels.keeps_gradients
     all_gradients = states["gradients"]
     early = all_gradients if accumulates else 0.0
@@ -170,7 +175,9 @@ def keep_block(job: PlannedJob, layout: Layout, kernels: Kernels) -> tuple[float
     model, item, parts = job.model, job.item_bytes, layout.tensor
     tokens = layout.micro_batch * model.sequence / layout.context
     one, inner = tokens * model.width * item, tokens * model.inner * item / parts
-    outside = 4 * one + (2 * tokens * model.width * kernels.mask_bytes if job.dropout else 0.0)
+    outside = (2 if kernels.recomputes_pointwise else 4) * one + (
+        2 * tokens * model.width * kernels.mask_bytes if job.dropout else 0.0
+    )
     outside /= layout.sequence_parts
     statistics = 2 * 2 * tokens / layout.sequence_parts * max(item, 4) + tokens * model.num_heads / parts * 4
     keys = 2 * tokens * model.kv_width * item
@@ -180,6 +187,8 @@ def keep_block(job: PlannedJob, layout: Layout, kernels: Kernels) -> tuple[float
     if not job.has_fused_attention:
         heads += scores
     num_inner = 4 if model.is_gated else 2 if kernels.has_fused_gelu else 5
+    if kernels.recomputes_pointwise:
+        num_inner = model.num_ups
     whole = outside + heads + num_inner * inner + statistics
     if layout.checkpointing == "full":
         return one / layout.sequence_parts, whole
@@ -208,15 +217,21 @@ def _count_in_flight(job: PlannedJob, layout: Layout, *, has_logits: bool) -> fl
     return min(most, float(layout.count_micro_batches(job)))
 
 
-def gather_units(job: PlannedJob, layout: Layout, block: float, rest: float, num_blocks: float) -> tuple[float, float]:
+def gather_units(
+    job: PlannedJob, layout: Layout, kernels: Kernels, block: float, rest: float, num_blocks: float
+) -> tuple[float, float]:
     """What ZeRO has gathered beyond its shards: at the loss, and in backward.
 
     Stage 3 as FSDP does it: the rest of the model stays; in backward two blocks (the next is fetched ahead), and the
     joined gradients of one. In a pipeline everything stays gathered from the first micro-batch to the last, with its
-    gradients in 32 bits. Stage 2 joins the gradients of a block before it cuts them.
+    gradients in 32 bits. By matrices, two are gathered at a time, and the gradient of one. Stage 2 joins the gradients
+    of a block before it cuts them.
     """
     if layout.zero < 2 or layout.num_shards < 2:
         return 0.0, 0.0
+    if layout.zero == 3 and kernels.gathers_matrices:
+        largest = job.model.width * max(job.model.inner, job.model.vocabulary) / layout.tensor
+        return 2 * largest * job.item_bytes, largest * (2 * job.item_bytes + job.gradient_bytes)
     if layout.zero == 3 and layout.pipeline > 1:
         stays = (num_blocks * block + rest) * (job.item_bytes + 4)
         return stays, stays

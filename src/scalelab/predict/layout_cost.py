@@ -307,8 +307,10 @@ class _Machine:
     def _stream_blocks(self, layout: Layout, passage: _Passage, parameters: float) -> float:
         """ZeRO-3: what gathering and scattering every block leave exposed of one micro-batch."""
         blocks = self.job.model.num_layers
-        # Gathering and scattering know no tree: they go once around all nodes.
-        around = math.ceil(layout.num_devices / self.per_node) * self.between.latency_seconds
+        # Gathering and scattering know no tree: a ring goes once around all nodes, and through the devices of each.
+        nodes = math.ceil(layout.num_shards * layout.tensor / self.per_node)
+        around = nodes * self.between.latency_seconds + (layout.num_shards - 1) * self.inside.latency_seconds
+        around -= min(layout.num_shards - 1, self.per_node) * self.inside.latency_seconds  # that `spread` has
         gather = 0.5 * self.spread(layout, parameters * self.job.item_bytes / blocks) + around
         scatter = 0.5 * self.spread(layout, parameters * self.job.gradient_bytes / blocks) + around
         unit = FsdpUnit(passage.forward / blocks, (passage.seconds - passage.forward) / blocks, 1.0)

@@ -146,8 +146,6 @@ def _divide_model(model: Transformer, layout: Layout) -> str | None:
         return f"{model.num_layers} layers cannot be split over pipeline {stages}{rounds}"
     if model.sequence % (2 * layout.context) and layout.context > 1:
         return f"half of a sequence of {model.sequence} cannot be split over context {layout.context}"
-    if layout.has_split_sequence and model.sequence // layout.context % split:
-        return f"a sequence of {model.sequence} cannot be split over tensor {split}: leave out sequence parallelism"
     return None
 
 
@@ -178,11 +176,10 @@ class Asked:
     checkpointing: Checkpointing | None = None
     interleave: int | None = None
     has_split_sequence: bool | None = None
-    """None: wherever tensor parallelism is and the sequence can be split."""
+    """None: wherever tensor parallelism is. A sequence that does not divide is split along the width, as compilers for
+    TPUs do: the width always divides."""
 
-    def splits_sequence(self, tensor: int, sequence: int | None = None) -> bool:
-        if self.has_split_sequence is None and sequence is not None and sequence // (self.context or 1) % tensor:
-            return False
+    def splits_sequence(self, tensor: int) -> bool:
         return tensor > 1 and self.has_split_sequence is not False
 
     def complete(self, num_devices: int) -> Layout | None:
@@ -224,7 +221,7 @@ def list_layouts(job: PlannedJob, num_devices: int, asked: Asked | None = None) 
             pipeline=pipeline,
             data=num_devices // over,
             context=context,
-            has_split_sequence=fixed.splits_sequence(tensor, job.model.sequence),
+            has_split_sequence=fixed.splits_sequence(tensor),
         )
         yield from (layout for layout in _vary(job, division, fixed) if find_obstacle(job, layout) is None)
 
