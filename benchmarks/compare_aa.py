@@ -11,10 +11,10 @@ are printed.
 
     python benchmarks/compare_aa.py --comparisons 20
 
-In parts: with --results FILE every verdict is appended to FILE at once, and a later call continues from it.
+In parts: with --results FILE every verdict is appended to FILE at once, and a later call continues from it. With
+--minutes M no comparison begins after M minutes; what is missing counts as not met.
 
-    python benchmarks/compare_aa.py --results aa.jsonl --comparisons 5
-    python benchmarks/compare_aa.py --results aa.jsonl --comparisons 20
+    python benchmarks/compare_aa.py --results aa.jsonl --minutes 6
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ def main() -> int:
     parser.add_argument("--comparisons", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     wanted = parser.parse_args()
     num, began = wanted.comparisons, time.perf_counter()
     launcher = KeptLauncher()
     with tempfile.TemporaryDirectory() as place:
-        pairs = compare_all(Path(place), num, wanted.rounds, launcher, wanted.results)
+        deadline = began + 60 * wanted.minutes
+        pairs = compare_all(Path(place), num, wanted.rounds, launcher, wanted.results, deadline)
     equal, planted = ([pair[kind] for pair in pairs] for kind in (0, 1))
     launcher.end()
     wrong = sum(verdict in DIFFERENT for verdict in equal)
@@ -114,15 +116,17 @@ def main() -> int:
     for name, verdicts in (("separate runs of the same", equal), ("in turns, B 5 % slower", planted)):
         counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
         print(f"  {name:28} {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+    measured = len(pairs)
     print(
-        f"compare_aa: {wrong} of {num} wrong (bar {int(MOST_WRONG * num)}), {found} of {num} found"
-        f" (bar {int(FEWEST_FOUND * num)})"
+        f"compare_aa: {wrong} of {measured} wrong (bar {int(MOST_WRONG * num)} of {num}), {found} of {measured} found"
+        f" (bar {int(FEWEST_FOUND * num)} of {num})"
     )
-    return 0 if wrong <= int(MOST_WRONG * num) and found >= int(FEWEST_FOUND * num) else 1
+    is_whole = measured == num
+    return 0 if is_whole and wrong <= int(MOST_WRONG * num) and found >= int(FEWEST_FOUND * num) else 1
 
 
 def compare_all(
-    place: Path, num: int, rounds: int, launcher: KeptLauncher, results: Path | None
+    place: Path, num: int, rounds: int, launcher: KeptLauncher, results: Path | None, deadline: float
 ) -> list[tuple[str, str]]:
     """The verdicts on equal runs and on the planted slowdown, in turns; those that the file has are not measured."""
     lines = results.read_text().splitlines() if results and results.exists() else []
@@ -137,7 +141,7 @@ def compare_all(
         files[-1].write_text(WORKLOAD.format(seconds=SECONDS * factor))
     before, _ = measure(make_study(files[0], rounds), place, launcher)
     slow = start_run(make_study(files[1], rounds), place, ["compare_aa"])
-    while len(pairs) < num:
+    while len(pairs) < num and time.perf_counter() < deadline:
         after, _ = measure(make_study(files[0], rounds), place, launcher)
         equal = read_verdict(compare_runs(read_side(before), read_side(after)))
         _, document = measure(make_interleaved([before, slow], runs_dir=place), place, launcher)
