@@ -10,8 +10,8 @@ takes turns by epoch, and the median of the ratios counts.
     the codec       decompress of the very chunks by the codec in use (ISA-L where it is installed), nothing else. Held
                     against it: one epoch of chunks of whole samples, newly opened, so that each is inflated once. zlib
                     is shown besides. The codec alone throws away what it gives. A reader keeps it for later batches and
-                    takes samples from it: "inflate, keep, take" does only that, in NumPy, with the batches known, and
-                    shows how near to the codec a reader can come
+                    takes samples from it: "inflate, keep, take" does only that, in NumPy, with the chunks of
+                    every batch known, and shows how near to the codec a reader can come
     naive           h5py's dataset[number], sample by sample with the library's own cache, from gzip in automatic
                     chunks; a few samples of it. Against it: one epoch of the same file, newly opened
     per item        set[number] and np.stack. Against it: the same set's batches
@@ -201,13 +201,21 @@ def compare_codec(place: Path, array: np.ndarray[Any, Any], batches: list[Number
         seconds, ratio = compare_epochs(lambda: read_new_epoch(path, batches), inflate_all)
         yield Result(what="hdf5-gzip, whole samples", beside=name, seconds=seconds, ratio=ratio, bar=bar)
 
+    here: set[int] = set()
+    needed = []
+    for numbers in batches:
+        needed.append(sorted(set((numbers * array[0].nbytes // chunk_bytes).tolist()) - here))
+        here.update(needed[-1])
+
     def keep_and_take() -> int:
         kept = np.empty(len(chunks) * chunk_bytes, np.uint8)
-        for number, chunk in enumerate(chunks):
-            begin = number * chunk_bytes
-            kept[begin : begin + chunk_bytes] = np.frombuffer(CODEC.decompress(chunk, bufsize=chunk_bytes), np.uint8)
         samples = kept.view(array.dtype)[: array.size].reshape(array.shape)
-        return sum(len(samples.take(numbers, axis=0)) for numbers in batches)
+        for numbers, new in zip(batches, needed, strict=True):
+            for place in new:
+                found = np.frombuffer(CODEC.decompress(chunks[place], bufsize=chunk_bytes), np.uint8)
+                kept[place * chunk_bytes : (place + 1) * chunk_bytes] = found
+            samples.take(numbers, axis=0)
+        return len(array)
 
     seconds, ratio = compare_epochs(keep_and_take, inflate_all)
     yield Result(what="inflate, keep, take", beside=name, seconds=seconds, ratio=ratio)
@@ -223,6 +231,7 @@ def list_chunks(path: Path) -> tuple[list[memoryview], int]:
     with h5py.File(path) as file:
         samples = file["samples"]
         samples.id.chunk_iter(found.append)
+        found.sort(key=lambda info: info.chunk_offset)
         chunk_bytes = int(np.prod(samples.chunks)) * samples.dtype.itemsize
     return [data[info.byte_offset : info.byte_offset + info.size] for info in found], chunk_bytes
 

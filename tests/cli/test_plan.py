@@ -70,6 +70,13 @@ def test_a_sweep_has_a_row_for_every_size_and_a_chart(capsys):
     assert finding["values"]["num_devices"] in (1, 8, 64)
 
 
+def test_a_mixture_of_experts_shows_expert_parallelism_and_what_a_token_uses(capsys):
+    asked = ("plan", "--model", "gpt2-small", "--experts", "8", "--devices", "8", "--tensor", "1", "--expert", "8")
+    sections, _ = read_tables(capsys, *asked, "--zero", "1")
+    assert set(find_values(next(iter(sections.values()))["tables"][0], "expert")) == {8}
+    assert "expert-parallel all-to-all" in find_values(sections["Step of the fastest layout"]["tables"][0], "part")
+
+
 def test_a_device_can_be_declared(capsys):
     declared = (
         "--device-peak", "100T", "--device-memory", "40GB", "--device-bandwidth", "1TB/s", "--device-link", "100GB/s",
@@ -96,6 +103,10 @@ def test_a_device_can_be_declared(capsys):
         (("--model", "gpt2-small", "--pipeline", "13", "--devices", "26"), "12 layers cannot be split"),
         (("--model", "gpt2-small", "--dropout", "1"), "--dropout must be ≥ 0 and < 1, got 1"),
         (("--model", "gpt2-small", "--context", "0"), "--context must be at least 1, got 0"),
+        (("--model", "mixtral-8x7b", "--experts-per-token", "9"), "--experts-per-token must be ≤ --experts .8., got 9"),
+        (("--model", "gpt2-small", "--experts", "0"), "--experts must be at least 1, got 0"),
+        (("--parameters", "7B", "--experts", "8"), "chooses a shape without experts"),
+        (("--model", "mixtral-8x7b", "--expert", "16", "--devices", "16"), "8 experts cannot be split over expert 16"),
         (("--model", "gpt2-small", "--dtype", "float8"), "data type of a100-80gb 'float8'"),
         (("--parameters", "1T", "--devices", "8"), "nothing fits"),
         (("--parameters", "many"), "--parameters 'many' is not a number"),

@@ -7,7 +7,7 @@ import pytest
 from scalelab.predict.devices import find_device
 from scalelab.predict.footprint import CATEGORIES, Footprint, Kernels, find_footprint, is_possible, keep_block
 from scalelab.predict.layouts import Layout, PlannedJob
-from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, LLAMA3_405B, Transformer
+from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, LLAMA3_405B, MIXTRAL_8X7B, Transformer
 
 GIBI = 2**30
 SMALL = PlannedJob(model=GPT2_SMALL, device=find_device("h100-sxm"), dtype="float32", global_batch=8)
@@ -209,3 +209,12 @@ def test_recomputed_norms_and_gates_keep_what_products_gave():
     tokens, model = LLAMA3_8B.sequence, LLAMA3_8B
     numbers = 2 * model.width + 2 * model.width + 2 * model.kv_width + 2 * model.inner
     assert kept == pytest.approx(2 * tokens * numbers, rel=0.01)
+
+
+def test_expert_parallelism_divides_what_a_rank_holds_of_its_experts():
+    job = replace(LLAMA, model=MIXTRAL_8X7B)
+    alone, spread = (find_footprint(job, Layout(data=8, expert=expert, zero=1)).by_category for expert in (1, 8))
+    routed = 32 * MIXTRAL_8X7B.routed_parameters
+    assert alone["parameters"] - spread["parameters"] == pytest.approx(2 * routed * 7 / 8)
+    assert alone["optimizer"] == pytest.approx(spread["optimizer"])  # ZeRO-1 has as many shards of it either way
+    assert alone["activations"] == spread["activations"]

@@ -9,7 +9,7 @@ from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
 from scalelab.predict.layout_cost import Efficiency, _Machine, pass_stage, time_step
 from scalelab.predict.layouts import Asked, Layout, PlannedJob, find_obstacle, list_divisors, list_layouts
-from scalelab.predict.transformer_shape import GPT2_SMALL, Transformer
+from scalelab.predict.transformer_shape import GPT2_SMALL, MIXTRAL_8X7B, Transformer
 
 MODEL = Transformer(num_layers=32, width=4096, num_heads=32, vocabulary=51200, sequence=2048)
 JOB = PlannedJob(model=MODEL, device=find_device("a100-80gb"), global_batch=512)
@@ -255,11 +255,11 @@ def test_replicas_expose_what_backward_leaves_and_never_less_than_a_block():
     machine, layout = _Machine(JOB, SHARES), Layout(data=16)
     passage = pass_stage(JOB, layout, machine)
     reduced = machine.spread(layout, 1e6 * JOB.gradient_bytes)
-    assert machine.exchange(layout, passage, 1e6, 1) == pytest.approx(reduced / 32)
+    assert machine.exchange(layout, passage, (1e6, 0.0), 1) == pytest.approx(reduced / 32)
     huge = machine.spread(layout, 1e13 * JOB.gradient_bytes)
     backward = passage.seconds - passage.forward
-    assert machine.exchange(layout, passage, 1e13, 1) == pytest.approx(huge - backward)
-    assert machine.exchange(Layout(data=1), passage, 1e13, 1) == 0
+    assert machine.exchange(layout, passage, (1e13, 0.0), 1) == pytest.approx(huge - backward)
+    assert machine.exchange(Layout(data=1), passage, (1e13, 0.0), 1) == 0
 
 
 def test_keys_and_values_that_attention_does_not_hide_are_part_of_the_forward():
@@ -289,3 +289,53 @@ def test_bytes_between_products_are_those_of_norms_copies_gelu_and_scores(is_fus
     moved *= 2.67 if is_eager else 1
     scores = 0 if is_fused else tokens * 32 / split * 2048
     assert machine.move_block(layout) == pytest.approx((moved + 9 * scores) / (2.039e12 * 0.915), rel=1e-12)
+
+
+MOE = replace(JOB, model=MIXTRAL_8X7B, device=find_device("h100-sxm"), global_batch=256)
+
+
+def test_a_token_costs_what_its_experts_do():
+    dense = replace(MIXTRAL_8X7B, num_experts=1, experts_per_token=1)
+    double = replace(dense, feedforward=2 * dense.inner)
+    assert MIXTRAL_8X7B.num_parameters == pytest.approx(46.7e9, rel=1e-3)  # published
+    assert MIXTRAL_8X7B.active_parameters == pytest.approx(12.9e9, rel=2e-3)
+    assert MIXTRAL_8X7B.count_operations(4) == pytest.approx(double.count_operations(4))
+    shared = replace(MIXTRAL_8X7B, experts_per_token=1, shared_experts=1)
+    assert shared.count_operations(4) == pytest.approx(double.count_operations(4))
+    assert dense.active_parameters == dense.num_parameters
+
+
+def test_expert_ranks_multiply_larger_matrices_and_send_tokens():
+    alone, spread = (time_step(MOE, Layout(data=8, expert=expert, zero=1), SHARES) for expert in (1, 8))
+    assert spread.products < alone.products
+    assert alone.experts == 0 < spread.experts
+    across = time_step(MOE, Layout(data=64, expert=8, tensor=1, zero=1), SHARES)
+    apart = time_step(replace(MOE, device=replace(MOE.device, per_node=2)), Layout(data=64, expert=8, zero=1), SHARES)
+    assert apart.experts > 1.5 * across.experts
+    beside = time_step(replace(MOE, has_tensor_overlap=True), Layout(data=8, expert=8, zero=1), SHARES)
+    assert beside.experts == pytest.approx(spread.experts / 2)
+
+
+def test_routed_experts_are_reduced_over_their_own_replicas():
+    """8 experts on 8 ranks are not replicated at all: only the rest is reduced."""
+    one, all_ = (time_step(replace(MOE, has_overlap=False), Layout(data=8, expert=e), SHARES).data for e in (1, 8))
+    dense = MIXTRAL_8X7B.num_parameters - 32 * MIXTRAL_8X7B.routed_parameters
+    assert all_ / one == pytest.approx(dense / MIXTRAL_8X7B.num_parameters, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (Layout(data=16, expert=16), "8 experts cannot be split over expert 16"),
+        (Layout(data=2, expert=4), "expert 4 must divide data × context (2)"),
+        (Layout(data=4, expert=0), "must be ≥ 1"),
+    ],
+)
+def test_experts_that_cannot_be_spread_say_why(layout, reason):
+    assert reason in (find_obstacle(MOE, layout) or "")
+
+
+def test_expert_parallelism_is_searched():
+    found = list_layouts(MOE, 16, Asked(tensor=1, pipeline=1, zero=1, micro_batch=1, checkpointing="full"))
+    assert {layout.expert for layout in found} == {1, 2, 4, 8}
+    assert {layout.expert for layout in list_layouts(JOB, 16, Asked(tensor=1, pipeline=1))} == {1}

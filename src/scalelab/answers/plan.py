@@ -66,6 +66,7 @@ PART_WORDS = {
     "launches": "kernel launches",
     "tensor": "tensor-parallel all-reduce",
     "context": "context-parallel keys and values",
+    "experts": "expert-parallel all-to-all",
     "bubble": "pipeline bubble",
     "stage_sends": "pipeline sends",
     "data": "exposed gradient and shard communication",
@@ -147,6 +148,7 @@ def make_layout_table(plan: TrainingPlan, num_tokens: float) -> Table:
         count_column("pipeline", "PP", lambda one: one.layout.pipeline),
         *([count_column("interleave", "rounds", lambda one: one.layout.interleave)] if has_rounds else []),
         *([count_column("context", "CP", lambda one: one.layout.context)] if plan.best.layout.context > 1 else []),
+        *([count_column("expert", "EP", lambda one: one.layout.expert)] if plan.job.model.num_experts > 1 else []),
         count_column("data", "DP", lambda one: one.layout.data),
         count_column("zero", "ZeRO", lambda one: one.layout.zero),
         count_column("micro_batch", "micro-batch", lambda one: one.layout.micro_batch),
@@ -305,10 +307,11 @@ def draw_memory(table: Table, device_bytes: float) -> Chart:
 
 def describe_model(plan: TrainingPlan) -> str:
     model = plan.job.model
-    per_token = model.count_operations(1) / model.sequence
+    per_token, active = model.count_operations(1) / model.sequence, model.active_parameters
+    used = f" (a token uses {format_quantity('number', active)})" if model.num_experts > 1 else ""
     return (
-        f"The model has {format_quantity('number', model.num_parameters)} parameters. A token costs {per_token:.3g}"
-        f" operations without recomputation ({per_token / model.num_parameters:.2f} per parameter): forward and"
+        f"The model has {format_quantity('number', model.num_parameters)} parameters{used}. A token costs"
+        f" {per_token:.3g} operations without recomputation ({per_token / active:.2f} per parameter): forward and"
         " backward matrix products, attention and logits included."
     )
 

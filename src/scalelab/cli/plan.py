@@ -52,7 +52,7 @@ class ModelFlags:
     """Model: by name, by size, or by parameter count."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """gpt2-tiny, gpt2-small, gpt2-large, llama3-8b, llama3-70b or llama3-405b."""
+    """gpt2-tiny, gpt2-small, gpt2-large, llama3-8b, llama3-70b, llama3-405b or mixtral-8x7b."""
     parameters: Number = None
     """Parameter count, such as 1T or 7B; a plausible shape is chosen."""
     layers: MaybeInt = None
@@ -73,6 +73,12 @@ class ModelFlags:
     """Do not tie the output matrix to the token embedding."""
     gated: bool = False
     """Gated feed-forward layer, no biases, no position embedding, as in Llama."""
+    experts: MaybeInt = None
+    """Mixture of experts: feed-forward layers of a block. None: the model's, or one without a router."""
+    experts_per_token: MaybeInt = None
+    """Experts that a token goes through. None: the model's, or 2."""
+    shared_experts: MaybeInt = None
+    """Feed-forward layers besides, for every token. None: the model's, or 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +119,8 @@ class LayoutFlags:
     """Samples per micro-batch of a replica."""
     context: MaybeInt = None
     """Ranks that share every sequence (context parallelism). None: 1, not searched."""
+    expert: MaybeInt = None
+    """Data and context ranks that share the experts (expert parallelism)."""
     sequence_parallel: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
     """Split norms, dropout and block inputs over the tensor-parallel ranks. None: wherever there are any."""
     zero: Annotated[Literal[0, 1, 2, 3] | None, tyro.conf.arg(metavar="{0,1,2,3}")] = None
@@ -129,7 +137,7 @@ class PlanFlags:
     devices: int = 8
     """Number of devices."""
     tokens: Number = None
-    """Training tokens, such as 10T. None: 20 per parameter."""
+    """Training tokens, such as 10T. None: 20 per parameter that a token goes through."""
     global_batch: MaybeInt = None
     """Samples per step. None: about four million tokens."""
     dtype: DTypes = "bfloat16"
@@ -170,7 +178,7 @@ class PlanFlags:
             raise UsageError(f"--dropout must be ≥ 0 and < 1, got {self.dropout:g}")
         for size in self.sweep_devices or ():
             check_at_least("sweep_devices", size, 1)
-        for name in ("tensor", "pipeline", "context", "interleave", "micro_batch"):
+        for name in ("tensor", "pipeline", "context", "expert", "interleave", "micro_batch"):
             value = getattr(self.layout, name)
             if value is not None:
                 check_at_least(name, value, 1)
@@ -198,7 +206,7 @@ def make_document(wanted: PlanFlags) -> Document:
         has_tensor_overlap=wanted.overlap_tensor,
     )
     if wanted.tokens is None:
-        tokens = float(USUAL_TOKENS_PER_PARAMETER * model.num_parameters)
+        tokens = float(USUAL_TOKENS_PER_PARAMETER * model.active_parameters)
     else:
         tokens = read_number("tokens", wanted.tokens)
     small = SmallRun(
@@ -266,18 +274,21 @@ def read_model(flags: ModelFlags) -> Transformer:
     if sum(ways) != 1:
         raise UsageError("describe the model in exactly one way: --model, --parameters, or --layers with its sizes")
     if flags.parameters is not None:
+        if any(value is not None for value in (flags.experts, flags.experts_per_token, flags.shared_experts)):
+            raise UsageError("--parameters chooses a shape without experts: use --model, or --layers with its sizes")
         number = read_number("parameters", flags.parameters)
         return choose_shape(number, vocabulary=flags.vocabulary or USUAL_VOCABULARY, sequence=flags.sequence or 2048)
     if flags.model is not None:
         if flags.model not in KNOWN_MODELS:
             raise UnknownName("model", flags.model, KNOWN_MODELS, "Or give its size with --layers --width --heads.")
         known = KNOWN_MODELS[flags.model]
-        return replace(
+        known = replace(
             known, sequence=flags.sequence or known.sequence, vocabulary=flags.vocabulary or known.vocabulary
         )
+        return add_experts(known, flags)
     if flags.layers is None or flags.width is None or flags.heads is None:
         raise UsageError("--layers needs --width and --heads")
-    return Transformer(
+    dense = Transformer(
         num_layers=flags.layers,
         width=flags.width,
         num_heads=flags.heads,
@@ -289,6 +300,19 @@ def read_model(flags: ModelFlags) -> Transformer:
         is_gated=flags.gated,
         has_biases=not flags.gated,
         is_tied=not flags.untied,
+    )
+    return add_experts(dense, flags)
+
+
+def add_experts(model: Transformer, flags: ModelFlags) -> Transformer:
+    """The model with the experts that are asked for."""
+    num = model.num_experts if flags.experts is None else flags.experts
+    usual = model.experts_per_token if model.num_experts > 1 else min(2, num)
+    return replace(
+        model,
+        num_experts=num,
+        experts_per_token=usual if flags.experts_per_token is None else flags.experts_per_token,
+        shared_experts=model.shared_experts if flags.shared_experts is None else flags.shared_experts,
     )
 
 

@@ -9,6 +9,7 @@ needs, in units of one activation A = micro-batch · sequence · width:
                                                         with dropout its mask and its product
     input and output of GELU                            2 · f/d A; in elementary steps, as gelu_new, 5 · f/d
     a gate                                              2 · f/d A more
+    k experts per token                                 k times GELU and gate, and 2 k A for what they got and gave
     dropout masks                                       2 A of one byte
 
 Tensor parallelism divides what lies between two all-reduces: queries to the output of attention, and GELU; with
@@ -116,8 +117,10 @@ def _fill_stage(
     rest = float(model.embedding_parameters * has_embeddings + model.head_parameters * has_logits)
     if has_logits and not has_embeddings and model.is_tied:
         rest += model.vocabulary * model.width
-    block, rest = model.block_parameters / parts, rest / parts
-    states = _hold_states(job, layout, num_blocks * block + rest)
+    routed, rest = model.routed_parameters / (parts * layout.expert), rest / parts
+    dense = (model.block_parameters - model.routed_parameters) / parts
+    block = dense + routed
+    states = _hold_states(job, layout, num_blocks * dense + rest, num_blocks * routed)
     kept, whole = keep_block(job, layout, kernels)
     in_flight = _count_in_flight(job, layout, has_logits=has_logits)
     edges = _keep_edges(job, layout, kernels, has_embeddings=has_embeddings, has_logits=has_logits)
@@ -158,15 +161,16 @@ def _fill_stage(
     return Footprint(by_category=found[moment], moment=moment)
 
 
-def _hold_states(job: PlannedJob, layout: Layout, parameters: float) -> dict[str, float]:
-    """What a rank holds of its share of the model all the time, and DDP's buckets."""
+def _hold_states(job: PlannedJob, layout: Layout, dense: float, routed: float) -> dict[str, float]:
+    """What a rank holds of its share of the model all the time, and DDP's buckets; routed experts have fewer shards."""
     if job.item_bytes == 4 or layout.zero == 3:
         each = {"parameters": 4.0, "gradients": 4.0, "optimizer": 8.0}
     else:
         each = {"parameters": 2.0, "gradients": float(job.gradient_bytes), "optimizer": 12.0}
     shards = {"optimizer": layout.zero >= 1, "gradients": layout.zero >= 2, "parameters": layout.zero >= 3}
-    held = {name: parameters * size / (layout.num_shards if shards[name] else 1) for name, size in each.items()}
-    held["buckets"] = parameters * each["gradients"] if layout.zero == 0 and layout.num_shards > 1 else 0.0
+    sharded = (dense + routed * layout.expert) / layout.num_shards
+    held = {name: size * (sharded if shards[name] else dense + routed) for name, size in each.items()}
+    held["buckets"] = (dense + routed) * each["gradients"] if layout.zero == 0 and layout.num_shards > 1 else 0.0
     return held
 
 
@@ -174,10 +178,12 @@ def keep_block(job: PlannedJob, layout: Layout, kernels: Kernels) -> tuple[float
     """The bytes of a block that stay for backward, and all that it has without recomputing."""
     model, item, parts = job.model, job.item_bytes, layout.tensor
     tokens = layout.micro_batch * model.sequence / layout.context
-    one, inner = tokens * model.width * item, tokens * model.inner * item / parts
+    one, inner = tokens * model.width * item, tokens * model.active_experts * model.inner * item / parts
     outside = (2 if kernels.recomputes_pointwise else 4) * one + (
         2 * tokens * model.width * kernels.mask_bytes if job.dropout else 0.0
     )
+    if model.num_experts > 1:  # what every expert got and gave
+        outside += 2 * model.experts_per_token * one
     outside /= layout.sequence_parts
     statistics = 2 * 2 * tokens / layout.sequence_parts * max(item, 4) + tokens * model.num_heads / parts * 4
     keys = 2 * tokens * model.kv_width * item

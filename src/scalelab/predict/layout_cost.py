@@ -10,6 +10,8 @@
                       forward, in backward and when recomputed (Shoeybi et al. 2019); `TENSOR_EXPOSED` of it where it
                       runs beside products
     context parallel  keys and values go once around the ranks of a sequence beside attention, twice in backward
+    expert parallel   tokens go to the ranks of their experts and back, in forward, in backward and when recomputed; all
+                      experts get as many, and a product has the rows of one expert. `TENSOR_EXPOSED` as above
     pipeline          (m + (p − 1)/v) times the slowest stage for m micro-batches and v rounds (Narayanan et al. 2021,
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
     data parallel     gradients beside the last backward, with ZeRO parameters beside the first forward; ZeRO-3 without
@@ -89,6 +91,8 @@ class StepCost:
     """All-reduces of tensor parallelism."""
     context: float
     """Keys and values of context parallelism that attention does not hide."""
+    experts: float
+    """Tokens on their way to experts and back."""
     bubble: float
     stage_sends: float
     data: float
@@ -98,8 +102,8 @@ class StepCost:
     @property
     def seconds(self) -> float:
         return (
-            self.products + self.moves + self.launches + self.tensor + self.context + self.bubble + self.stage_sends
-            + self.data + self.optimizer
+            self.products + self.moves + self.launches + self.tensor + self.context + self.experts + self.bubble
+            + self.stage_sends + self.data + self.optimizer
         )  # fmt: skip
 
 
@@ -111,6 +115,7 @@ class _Passage:
     moves: float
     tensor: float
     context: float
+    experts: float
     launches: float
     forward: float
     """Of the seconds, those before backward."""
@@ -119,7 +124,7 @@ class _Passage:
 
     @property
     def seconds(self) -> float:
-        return self.products + self.moves + self.tensor + self.context + self.launches
+        return self.products + self.moves + self.tensor + self.context + self.experts + self.launches
 
 
 def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCost:
@@ -128,47 +133,51 @@ def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCo
     passage = pass_stage(job, layout, device)
     count, stages = layout.count_micro_batches(job), layout.pipeline
     sends = device.send_stage(layout) if stages > 1 else 0.0
-    share = local_parameters(job, layout)
-    updated = share / layout.num_shards if layout.zero else share
+    dense, routed = local_parameters(job, layout)
+    updated = (dense + routed * layout.expert) / layout.num_shards if layout.zero else dense + routed
     return StepCost(
         products=count * passage.products,
         moves=count * passage.moves,
         launches=count * passage.launches,
         tensor=count * passage.tensor,
         context=count * passage.context,
+        experts=count * passage.experts,
         bubble=(stages - 1) / layout.interleave * (passage.blocks + sends),
         stage_sends=count * sends,
-        data=device.exchange(layout, passage, share, count),
+        data=device.exchange(layout, passage, (dense, routed), count),
         optimizer=updated * OPTIMIZER_BYTES / device.memory_rate,
     )
 
 
-def local_parameters(job: PlannedJob, layout: Layout) -> float:
-    """Parameters of the fullest stage on one of its tensor-parallel ranks."""
+def local_parameters(job: PlannedJob, layout: Layout) -> tuple[float, float]:
+    """Parameters of the fullest stage on one of its tensor-parallel ranks: of all but routed experts, and of these."""
     model = job.model
-    blocks = layout.count_blocks(model) * model.block_parameters
+    num_blocks = layout.count_blocks(model)
+    blocks = num_blocks * (model.block_parameters - model.routed_parameters)
     if layout.pipeline == 1:
         rest = model.embedding_parameters + model.head_parameters
     else:  # the first stage has the embeddings, the last the output, which is a copy of them where it is tied
         rest = max(model.embedding_parameters, model.vocabulary * model.width)
-    return (blocks + rest) / layout.tensor
+    return (blocks + rest) / layout.tensor, num_blocks * model.routed_parameters / (layout.tensor * layout.expert)
 
 
 def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
     """The slowest stage: its blocks, and the logits; where blocks do not divide, the last stage has one less."""
     model, split, context = job.model, layout.tensor, layout.context
-    products = model.list_products(layout.micro_batch, split, context)
-    linear = math.fsum(device.multiply(product, is_linear=True) for product in products[:4])
-    attended, attended_back = device.attend(products[4:])
+    products = model.list_products(layout.micro_batch, split, context, layout.expert)
+    linear = math.fsum(device.multiply(product, is_linear=True) for product in products[:-2])
+    attended, attended_back = device.attend(products[-2:])
     product, product_back = linear + attended, 2 * linear + attended_back
     moved = device.move_block(layout)
     reduced = 2 * device.reduce(split, device.activation_bytes(layout))
-    reduced *= TENSOR_EXPOSED if job.has_tensor_overlap else 1.0
+    routed = 2 * device.route_tokens(layout)
+    if job.has_tensor_overlap:
+        reduced, routed = TENSOR_EXPOSED * reduced, TENSOR_EXPOSED * routed
     passed = device.pass_keys(layout)
     hidden, hidden_back = max(0.0, passed - attended), max(0.0, 2 * passed - attended_back)
-    forward = product + moved + reduced + hidden
+    forward = product + moved + reduced + hidden + routed
     launched = max(0.0, device.launch_seconds - forward)
-    launched_back = max(0.0, 2 * device.launch_seconds - product_back - BACKWARD_MOVES * moved - reduced)
+    launched_back = max(0.0, 2 * device.launch_seconds - product_back - BACKWARD_MOVES * moved - reduced - routed)
     again = layout.checkpointing in ("selective", "full")
     scores = 0.0 if job.has_fused_attention else attended
     repeated = {"none": 0.0, "attention": scores, "selective": 0.5 * linear, "full": product}[layout.checkpointing]
@@ -180,6 +189,7 @@ def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
         moves=num_blocks * moved * (1 + BACKWARD_MOVES + again),
         tensor=num_blocks * reduced * (2 + again),
         context=num_blocks * (hidden * (1 + again) + hidden_back),
+        experts=num_blocks * routed * (2 + again),
         launches=num_blocks * (launched * (1 + again) + launched_back),
         forward=num_blocks * (forward + launched),
         blocks=0.0,
@@ -246,8 +256,10 @@ class _Machine:
         model, split, item = self.job.model, layout.tensor, self.job.item_bytes
         whole = self.activation_bytes(layout)
         tokens = layout.micro_batch * model.sequence / layout.context
-        inner = tokens * model.inner * (model.num_ups + 1) * item / split
+        inner = tokens * model.active_experts * model.inner * (model.num_ups + 1) * item / split
         moved = 11 * whole / layout.sequence_parts + 8 * whole / split + inner
+        if model.num_experts > 1:  # tokens are put in the order of experts, and added up in their own order again
+            moved += 4 * model.experts_per_token * whole / layout.sequence_parts
         moved *= EAGER_MOVES if self.job.is_eager else 1.0
         if not self.job.has_fused_attention:
             moved += tokens * model.num_heads / split * model.sequence * (4 * item + 1)
@@ -263,6 +275,25 @@ class _Machine:
         link = self.inside if is_inside else self.between.scale(bandwidth=1 / self.per_node)
         hop = part * self.job.item_bytes / link.bytes_per_second + link.latency_seconds
         return (layout.context - 1) * hop
+
+    def route_tokens(self, layout: Layout) -> float:
+        """Every token to the ranks of its experts, or back: an all-to-all.
+
+        A token goes once to each node that has experts of it, on average (n − 1)(1 − (1 − 1/n)ᵏ) others of n nodes for
+        k experts, and from there to their ranks (DeepSeek-AI 2024, section 3.2.2).
+        """
+        if layout.expert < 2:
+            return 0.0
+        copies = self.job.model.experts_per_token
+        one = self.activation_bytes(layout) / layout.sequence_parts
+        inner = max(1, min(layout.expert, self.per_node // layout.tensor))
+        seconds = copies * one * (inner - 1) / inner / self.inside.bytes_per_second + self.inside.latency_seconds
+        nodes = layout.expert / inner
+        if nodes > 1:
+            between = self.between.scale(bandwidth=1 / self.per_node)
+            away = (nodes - 1) * (1 - (1 - 1 / nodes) ** copies)
+            seconds += away * one / between.bytes_per_second + between.latency_seconds
+        return seconds
 
     def reduce(self, ranks: int, payload_bytes: float) -> float:
         """An all-reduce of ranks that fill nodes."""
@@ -286,33 +317,40 @@ class _Machine:
         shared = self.between.scale(bandwidth=1 / groups)
         return reduce_all(self.inside, inner, payload_bytes) + reduce_all(shared, outer, payload_bytes)
 
-    def exchange(self, layout: Layout, passage: _Passage, parameters: float, count: int) -> float:
+    def spread_parameters(self, layout: Layout, parameters: tuple[float, float], item_bytes: int) -> float:
+        """An all-reduce of dense parameters over all replicas, and of routed experts over theirs."""
+        dense, routed = parameters
+        seconds = self.spread(layout, dense * item_bytes)
+        return seconds + (self.spread(layout.around_experts, routed * item_bytes) if routed else 0.0)
+
+    def exchange(self, layout: Layout, passage: _Passage, parameters: tuple[float, float], count: int) -> float:
         """What communication between replicas adds to a step."""
         if layout.num_shards < 2:
             return 0.0
         backward = passage.seconds - passage.forward
         if layout.zero == 3 and layout.pipeline == 1:
             return count * self._stream_blocks(layout, passage, parameters)
-        reduced = self.spread(layout, parameters * self.job.gradient_bytes)
+        reduced = self.spread_parameters(layout, parameters, self.job.gradient_bytes)
         if layout.zero == 0:
             parts = [(reduced, backward)]
         else:  # gradients are scattered beside the last backward, parameters gathered beside the first forward
-            gathered = 0.5 * self.spread(layout, parameters * self.job.item_bytes)
+            gathered = 0.5 * self.spread_parameters(layout, parameters, self.job.item_bytes)
             parts = [(0.5 * reduced, backward), (gathered, passage.forward)]
         if not self.job.has_overlap:
             return math.fsum(seconds for seconds, _ in parts)
         least = 1 / layout.count_blocks(self.job.model)
         return math.fsum(max(seconds - room, seconds * least) for seconds, room in parts)
 
-    def _stream_blocks(self, layout: Layout, passage: _Passage, parameters: float) -> float:
+    def _stream_blocks(self, layout: Layout, passage: _Passage, parameters: tuple[float, float]) -> float:
         """ZeRO-3: what gathering and scattering every block leave exposed of one micro-batch."""
         blocks = self.job.model.num_layers
+        each = (parameters[0] / blocks, parameters[1] / blocks)
         # Gathering and scattering know no tree: a ring goes once around all nodes, and through the devices of each.
         nodes = math.ceil(layout.num_shards * layout.tensor / self.per_node)
         around = nodes * self.between.latency_seconds + (layout.num_shards - 1) * self.inside.latency_seconds
         around -= min(layout.num_shards - 1, self.per_node) * self.inside.latency_seconds  # that `spread` has
-        gather = 0.5 * self.spread(layout, parameters * self.job.item_bytes / blocks) + around
-        scatter = 0.5 * self.spread(layout, parameters * self.job.gradient_bytes / blocks) + around
+        gather = 0.5 * self.spread_parameters(layout, each, self.job.item_bytes) + around
+        scatter = 0.5 * self.spread_parameters(layout, each, self.job.gradient_bytes) + around
         unit = FsdpUnit(passage.forward / blocks, (passage.seconds - passage.forward) / blocks, 1.0)
         parts = overlap_units([unit] * blocks, lambda _: gather, lambda _: scatter)
         return math.fsum(part.exposed_seconds for part in parts)

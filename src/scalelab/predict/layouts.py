@@ -6,7 +6,8 @@ in several rounds (interleaving: Narayanan et al. 2021); a share that does not d
 which has the logits, then has a block less. Context parallelism
 gives each of c ranks a part of every sequence (Liu et al. 2023, ring attention). The d = N/(t·p·c) replicas split the
 batch. Replicas hold everything (ZeRO stage 0, DDP), or shards of the optimizer state (1), of gradients too (2), or of
-parameters too (3, as FSDP does) (Rajbhandari et al. 2020); context ranks share these shards.
+parameters too (3, as FSDP does) (Rajbhandari et al. 2020); context ranks share these shards. Expert parallelism gives
+each of e of these ranks a share of a block's experts, and tokens go to their experts and back (Lepikhin et al. 2021).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TypeVar
 from scalelab.errors import UsageError
 from scalelab.predict.devices import DTYPE_BYTES, Accelerator
 from scalelab.predict.transformer_shape import Checkpointing, Transformer
+from scalelab.units import format_count
 
 ZERO_STAGES = (0, 1, 2, 3)
 CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "attention", "selective", "full")
@@ -79,6 +81,8 @@ class Layout:
     data: int = 1
     context: int = 1
     """Ranks that share every sequence."""
+    expert: int = 1
+    """Of the data and context ranks, those that share the experts of a block."""
     micro_batch: int = 1
     """Samples that go through a replica at once."""
     zero: int = 0
@@ -96,6 +100,11 @@ class Layout:
     def num_shards(self) -> int:
         """Ranks that average gradients, and share states where ZeRO shards them."""
         return self.data * self.context
+
+    @property
+    def around_experts(self) -> Layout:
+        """The replicas of one expert: ranks that share experts take the place of tensor-parallel ones."""
+        return replace(self, tensor=self.tensor * self.expert, data=self.num_shards // self.expert, context=1, expert=1)
 
     @property
     def sequence_parts(self) -> int:
@@ -116,6 +125,7 @@ class Layout:
         rounds = f" × {self.interleave} rounds" if self.interleave > 1 else ""
         split = " with sequence parallelism" if self.has_split_sequence else ""
         context = f" · context {self.context}" if self.context > 1 else ""
+        context += f" · expert {self.expert}" if self.expert > 1 else ""
         kept = "no" if self.checkpointing == "none" else self.checkpointing
         return (
             f"tensor {self.tensor}{split} · pipeline {self.pipeline}{rounds}{context} · data {self.data} ({sharding}) ·"
@@ -126,11 +136,11 @@ class Layout:
 def find_obstacle(job: PlannedJob, layout: Layout) -> str | None:
     """Why a layout is impossible, memory aside; None: it is possible."""
     parts = (layout.tensor, layout.pipeline, layout.data, layout.context, layout.micro_batch, layout.interleave)
-    if min(parts) < 1:
+    if min(*parts, layout.expert) < 1:
         return "every part of a layout must be ≥ 1"
     if layout.zero not in ZERO_STAGES:
         return f"the ZeRO stage must be 0, 1, 2 or 3, got {layout.zero}"
-    return _divide_model(job.model, layout) or _divide_batch(job, layout)
+    return _divide_model(job.model, layout) or _divide_experts(job.model, layout) or _divide_batch(job, layout)
 
 
 def _divide_model(model: Transformer, layout: Layout) -> str | None:
@@ -146,6 +156,14 @@ def _divide_model(model: Transformer, layout: Layout) -> str | None:
         return f"{model.num_layers} layers cannot be split over pipeline {stages}{rounds}"
     if model.sequence % (2 * layout.context) and layout.context > 1:
         return f"half of a sequence of {model.sequence} cannot be split over context {layout.context}"
+    return None
+
+
+def _divide_experts(model: Transformer, layout: Layout) -> str | None:
+    if model.num_experts % layout.expert:
+        return f"{format_count(model.num_experts, 'expert')} cannot be split over expert {layout.expert}"
+    if layout.num_shards % layout.expert:
+        return f"expert {layout.expert} must divide data × context ({layout.num_shards})"
     return None
 
 
@@ -171,6 +189,7 @@ class Asked:
     tensor: int | None = None
     pipeline: int | None = None
     context: int | None = None
+    expert: int | None = None
     micro_batch: int | None = None
     zero: int | None = None
     checkpointing: Checkpointing | None = None
@@ -192,6 +211,7 @@ class Asked:
             pipeline=self.pipeline or 1,
             data=num_devices // over,
             context=self.context or 1,
+            expert=self.expert or 1,
             has_split_sequence=self.splits_sequence(self.tensor or 1),
             micro_batch=self.micro_batch or 1,
             zero=self.zero or 0,
@@ -233,13 +253,15 @@ def _vary(job: PlannedJob, division: Layout, asked: Asked) -> Iterator[Layout]:
     zeros = [0] if division.num_shards == 1 else [0, 1, 3] if stages > 1 else list(ZERO_STAGES)
     rounds = list_divisors(math.ceil(job.model.num_layers / stages), MOST_ROUNDS) if stages > 1 else [1]
     kinds = [kind for kind in CHECKPOINTINGS if kind != "attention" or not job.has_fused_attention]
-    for size, zero, kept, interleave in itertools.product(
+    experts = list_divisors(math.gcd(job.model.num_experts, division.num_shards))
+    for size, zero, kept, interleave, expert in itertools.product(
         _hold(asked.micro_batch, micro),
         _hold(asked.zero, zeros),
         _hold(asked.checkpointing, kinds),
         _hold(asked.interleave, rounds),
+        _hold(asked.expert, experts),
     ):
-        yield replace(division, micro_batch=size, zero=zero, checkpointing=kept, interleave=interleave)
+        yield replace(division, micro_batch=size, zero=zero, checkpointing=kept, interleave=interleave, expert=expert)
 
 
 def _hold(asked: T | None, usual: Sequence[T]) -> Sequence[T]:

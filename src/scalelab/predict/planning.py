@@ -288,10 +288,10 @@ def compare_linear(plan: TrainingPlan, totals: Totals, small: SmallRun, num_toke
     linear = extrapolate_training(
         Estimate(value=small.tokens_per_second),
         small.num_parameters,
-        target_parameters=model.num_parameters,
+        target_parameters=model.active_parameters,
         target_tokens=num_tokens,
     )
-    by_rule = RULE_OPERATIONS * model.num_parameters
+    by_rule = RULE_OPERATIONS * model.active_parameters
     counted = model.count_operations(1) / model.sequence
     seconds = totals.days.value * SECONDS_PER_DAY
     planned_speed = counted * num_tokens / seconds / plan.num_devices

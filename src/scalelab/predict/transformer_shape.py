@@ -1,6 +1,7 @@
 """A decoder-only transformer by its sizes: parameters, and the operations of its matrix products.
 
-    parameters of a block   attention d(d + 2·d_kv) + d², feed-forward 2·d·f (3·d·f with a gate), biases, two norms
+    parameters of a block   attention d(d + 2·d_kv) + d², feed-forward 2·d·f (3·d·f with a gate), biases, two norms;
+                            with experts a feed-forward layer each, and a router d·E
     of the model            blocks, token table V·d, positions, last norm; the output matrix V·d where it is not tied
     operations of a token   2 for every weight of a product it goes through, and 4·s·d per block for attention
     of a step               forward once, backward twice (Kaplan et al. 2020, section 2.1), and what is recomputed
@@ -67,8 +68,20 @@ class Transformer:
     has_biases: bool = True
     is_tied: bool = True
     """Whether the output matrix is the token table."""
+    num_experts: int = 1
+    """Feed-forward layers of a block; a router picks some for every token (Shazeer et al. 2017). 1: no router."""
+    experts_per_token: int = 1
+    """How many of them a token goes through; with equal shares of tokens for all."""
+    shared_experts: int = 0
+    """Feed-forward layers besides that every token goes through (DeepSeek-AI 2024)."""
 
     def __post_init__(self) -> None:
+        for name, least in (("num_experts", 1), ("experts_per_token", 1), ("shared_experts", 0)):
+            check_at_least(name.removeprefix("num_"), getattr(self, name), least)
+        if self.experts_per_token > self.num_experts:
+            raise UsageError(
+                f"--experts-per-token must be ≤ --experts ({self.num_experts}), got {self.experts_per_token}"
+            )
         for name in ("num_layers", "width", "num_heads", "vocabulary", "sequence"):
             check_at_least(name.removeprefix("num_"), getattr(self, name), 1)
         if self.width % self.num_heads:
@@ -99,11 +112,28 @@ class Transformer:
         return self.width if self.is_gated else 2 * self.width
 
     @property
+    def active_experts(self) -> int:
+        """Feed-forward layers that a token goes through."""
+        return self.experts_per_token + self.shared_experts
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one feed-forward layer."""
+        biases = self.num_ups * self.inner + self.width if self.has_biases else 0
+        return (self.num_ups + 1) * self.width * self.inner + biases
+
+    @property
+    def routed_parameters(self) -> int:
+        """Of a block, in experts that a router picks from: what expert parallelism splits."""
+        return self.num_experts * self.expert_parameters if self.num_experts > 1 else 0
+
+    @property
     def block_parameters(self) -> int:
-        into, inner = self.width + 2 * self.kv_width, self.inner
-        weights = self.width * into + self.width**2 + (self.num_ups + 1) * self.width * inner
-        biases = into + self.width + self.num_ups * inner + self.width if self.has_biases else 0
-        return weights + biases + 2 * self.norm_parameters
+        into = self.width + 2 * self.kv_width
+        weights = self.width * into + self.width**2 + (self.width * self.num_experts if self.num_experts > 1 else 0)
+        biases = into + self.width if self.has_biases else 0
+        experts = (self.num_experts + self.shared_experts) * self.expert_parameters
+        return weights + biases + experts + 2 * self.norm_parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -120,15 +150,27 @@ class Transformer:
     def num_parameters(self) -> int:
         return self.embedding_parameters + self.num_layers * self.block_parameters + self.head_parameters
 
-    def list_products(self, samples: float, split: int = 1, context: int = 1) -> list[Product]:
-        """The products of one block's forward on one of `split` × `context` ranks: linear layers, then attention."""
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token goes through, the token table included."""
+        unused = self.num_experts - self.experts_per_token
+        return self.num_parameters - self.num_layers * unused * self.expert_parameters
+
+    def list_products(self, samples: float, split: int = 1, context: int = 1, expert: int = 1) -> list[Product]:
+        """The products of one block's forward on one of `split` × `context` ranks: linear layers, then attention's two.
+
+        Each of `expert` ranks has its share of the experts, and gets as many tokens for them as it sends to others.
+        """
         own, width, head = self.sequence / context, self.width, self.width // self.num_heads
         tokens, heads = samples * own, samples * self.num_heads / split
+        routed, own_experts = tokens * expert * self.experts_per_token / self.num_experts, self.num_experts / expert
+        inner, shared = self.inner / split, self.shared_experts * self.inner / split
         return [
             Product(tokens, (width + 2 * self.kv_width) / split, width),
             Product(tokens, width, width / split),
-            Product(tokens, self.num_ups * self.inner / split, width),
-            Product(tokens, width, self.inner / split),
+            Product(routed, self.num_ups * inner, width, own_experts),
+            Product(routed, width, inner, own_experts),
+            *([Product(tokens, self.num_ups * shared, width), Product(tokens, width, shared)] if shared else []),
             Product(own, self.sequence, head, heads),
             Product(own, head, self.sequence, heads),
         ]
@@ -140,16 +182,17 @@ class Transformer:
     def count_operations(self, samples: float, checkpointing: Checkpointing = "none") -> float:
         """Of one step, with what is recomputed."""
         products = [product.operations for product in self.list_products(samples)]
-        linear, attention = math.fsum(products[:4]), math.fsum(products[4:])
+        linear, attention = math.fsum(products[:-2]), math.fsum(products[-2:])
         again = {"none": 0.0, "attention": attention, "selective": 0.5 * linear, "full": linear + attention}
         forward = self.num_layers * (linear + attention) + self.output_product(samples).operations
         return 3 * forward + self.num_layers * again[checkpointing]
 
     @property
     def words(self) -> str:
+        experts = f" {self.num_experts} experts, {self.experts_per_token} per token," if self.num_experts > 1 else ""
         return (
-            f"{self.num_layers} layers of width {self.width}, {self.num_heads} heads, vocabulary {self.vocabulary},"
-            f" sequence {self.sequence}"
+            f"{self.num_layers} layers of width {self.width}, {self.num_heads} heads,{experts} vocabulary"
+            f" {self.vocabulary}, sequence {self.sequence}"
         )
 
 
@@ -168,9 +211,13 @@ LLAMA3_405B = Transformer(
     num_layers=126, width=16384, num_heads=128, num_kv_heads=8, feedforward=53248, vocabulary=128256, sequence=8192,
     num_positions=0, is_gated=True, has_biases=False, is_tied=False,
 )  # fmt: skip
+MIXTRAL_8X7B = Transformer(
+    num_layers=32, width=4096, num_heads=32, num_kv_heads=8, feedforward=14336, vocabulary=32000, sequence=4096,
+    num_positions=0, is_gated=True, has_biases=False, is_tied=False, num_experts=8, experts_per_token=2,
+)  # fmt: skip
 KNOWN_MODELS = {
     "gpt2-tiny": GPT2_TINY, "gpt2-small": GPT2_SMALL, "gpt2-large": GPT2_LARGE, "llama3-8b": LLAMA3_8B,
-    "llama3-70b": LLAMA3_70B, "llama3-405b": LLAMA3_405B,
+    "llama3-70b": LLAMA3_70B, "llama3-405b": LLAMA3_405B, "mixtral-8x7b": MIXTRAL_8X7B,
 }  # fmt: skip
 
 
