@@ -17,6 +17,7 @@ from scalelab.cli.app import run_verb
 from scalelab.cli.compare import main
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, TrialResult
@@ -25,6 +26,7 @@ from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.throughput import Throughput
+from tests.launch.lent import lend_ranks
 from tests.studies.answers import make_strong, set_machine
 
 WORKLOAD = """
@@ -265,7 +267,7 @@ def test_a_study_that_searches_cannot_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_another_interpreter_runs_the_ranks_of_b(tmp_path: Path) -> None:
+def test_another_interpreter_runs_the_ranks_of_b(tmp_path: Path, launcher: LocalLauncher) -> None:
     job = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu", threads_per_rank=1)
     study = Throughput(job=job, sampling=Sampling(rounds=2, steps=3, phase_steps=0, comm_free_steps=0))
     name = store_run(tmp_path, study).name
@@ -273,7 +275,8 @@ def test_another_interpreter_runs_the_ranks_of_b(tmp_path: Path) -> None:
     log = tmp_path / "log"
     python.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    assert main([name, "--python", str(python), "--runs-dir", str(tmp_path)]) == 0
+    with lend_ranks(launcher):
+        assert main([name, "--python", str(python), "--runs-dir", str(tmp_path)]) == 0
     assert "scalelab.worker.forkserver" in log.read_text()
     store = RunStore.open(find_runs(tmp_path)[-1])
     assert [result.trial.configuration[0] for result in store.results()[0]][:4] == ["a", "b", "b", "a"]

@@ -58,8 +58,8 @@ ANSWERS: dict[str, list[str]] = {
 """Commands that answer without a run of their own: @name is a stored run, the other paths are of this directory."""
 
 RENAMED_STUDIES = {"imbalance": "straggler", "links": "network", "messages": "comm-volume"}
-TYPESET = ("strong-scaling-failed", "quantize", "reproduce-polaris", "trace-device", "predict-link", "plan-model")
-"""One of each kind: setting all of them takes minutes."""
+TYPESET = ("strong-scaling-failed", "reproduce-quantization", "trace-device", "predict-link", "plan-model")
+"""One of each kind, with few charts: setting all of them takes minutes."""
 TIMED = {
     "data-doctor-hdf5": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),
     "data-doctor-npy": frozenset({"in_order_seconds", "shuffled_seconds", "gain"}),

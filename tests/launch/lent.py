@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -21,9 +22,13 @@ class LentServer:
 
 @contextmanager
 def lend_ranks(launcher: LocalLauncher) -> Iterator[None]:
-    """Whatever this process runs meanwhile forks its ranks from the server of a launcher."""
+    """Whatever this process runs meanwhile forks its ranks from the server of a launcher, but for another Python's."""
     launcher.start()
     assert launcher._server is not None
     lent = LentServer(launcher._server)
-    with mock.patch("scalelab.launch.local.ServerProcess", return_value=lent):
+
+    def start(python: str) -> ServerProcess | LentServer:
+        return lent if python == sys.executable else ServerProcess(python)
+
+    with mock.patch("scalelab.launch.local.ServerProcess", side_effect=start):
         yield

@@ -52,11 +52,11 @@ def test_a_command_that_starts_nothing_is_not_run_in_its_own_words(play: Any) ->
 def test_a_command_that_waits_for_ever_is_not_run_and_no_stacks_are_promised(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelab.launch.stepped.LATE_SECONDS", 0.5)
-    result = play(make_short(timeout_seconds=0.5), says="srun: Requested nodes are busy")
+    monkeypatch.setattr("scalelab.launch.stepped.LATE_SECONDS", 3.0)  # enough for the shell to say it
+    result = play(make_short(timeout_seconds=3.0), says="srun: Requested nodes are busy")
     assert result.status is Status.NOT_RUN
     assert result.reason.startswith(
-        "no rank had started after 0.5 s: mpiexec exited with code -15: srun: Requested nodes are busy"
+        "no rank had started after 3 s: mpiexec exited with code -15: srun: Requested nodes are busy"
     )
 
 
