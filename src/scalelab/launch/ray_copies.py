@@ -13,9 +13,7 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple
 from scalelab.errors import LaunchFailed
 from scalelab.launch.agreement import scratch_directory
 from scalelab.records.files import write_atomically
+from scalelab.records.running import hold_directory, remove_leftovers
 from scalelab.records.schema import TRIAL_FILE
 from scalelab.units import format_bytes
 
@@ -95,7 +94,9 @@ class Copy:
     """A trial on a node that does not see its directory."""
 
     def __init__(self, packed: Packed) -> None:
-        self.place = Path(tempfile.mkdtemp(prefix="scalelab-ray-"))
+        remove_leftovers()  # of a node, or an actor, that was killed
+        self._held = contextlib.ExitStack()
+        self.place = self._held.enter_context(hold_directory("ray"))
         self.directory, self.working = self.place / "trial", self.place / "workdir"
         self.working.mkdir()
         with tarfile.open(fileobj=io.BytesIO(packed.archive)) as archive:
@@ -131,7 +132,7 @@ class Copy:
             write_atomically(file, content)
 
     def remove(self) -> None:
-        shutil.rmtree(self.place, ignore_errors=True)
+        self._held.close()
 
 
 def _list_files(directory: Path) -> list[Path]:
