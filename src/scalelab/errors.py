@@ -6,6 +6,7 @@ A message says what happened, which value, and what to do next, in one line; the
     ScalelabError                 exit 1
     ├── UsageError                exit 2   a flag or a field has an invalid value
     │   ├── NotSupported                   the backend lacks an operation
+    │   ├── TooFewSamples                  the data has fewer samples than a step needs
     │   ├── RankUnknown                    rank and world size are missing or contradictory
     │   └── UnknownName                    a study, workload, strategy or run that does not exist
     ├── StoreError                         the directory of a run

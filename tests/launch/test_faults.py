@@ -32,7 +32,6 @@ def test_a_rank_that_hangs_times_out_with_every_stack_in_the_logs(launcher: Loca
     result = launch(launcher, make_trial(workload=spec, timeout_seconds=9.0), tmp_path / "t")
     assert result.status is Status.TIMED_OUT
     assert "not finished after 9 s" in result.reason
-    assert "--timeout" in result.reason
     assert "rank 0 waits in all_reduce" in result.reason
     assert "which rank 1 has not called" in result.reason
     stuck, waiting = ((tmp_path / f"t/rank{rank}.log").read_text() for rank in (1, 0))

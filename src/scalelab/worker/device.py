@@ -161,6 +161,11 @@ def find_used_driver() -> DeviceDriver | None:
     return next((driver for driver in DRIVERS.values() if driver.is_in_use()), None)
 
 
+def has_accelerator() -> bool:
+    """Whether this host has an accelerator that torch can use."""
+    return torch.accelerator.is_available()
+
+
 def choose_device(name: str, rank: int, local_rank: int) -> torch.device:
     """The device of a rank, made the current one: its local rank counts the devices of its host."""
     driver = find_driver(name)

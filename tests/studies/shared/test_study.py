@@ -251,7 +251,7 @@ def test_an_own_option_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_strategy_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match=r"unknown strategy 'fsdp'\. Did you mean 'fsdp2'\? Known: ddp, dp,"):
+    with pytest.raises(UnknownName, match=r"unknown strategy 'fsdp'\. Did you mean 'fsdp2'\? Known: cp, ddp,"):
         make_strong(strategy="fsdp").plan()
 
 

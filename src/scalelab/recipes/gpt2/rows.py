@@ -81,9 +81,7 @@ def make_g5(size: Size) -> Row:
         device_memory=f"{CARD_BYTES:.0f}",
         job=make_large_job("full", data={}),
     )
-    return Row(
-        id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size), shows=STRATEGIES
-    )
+    return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size))
 
 
 def answer_g5(size: Size, outcomes: Outcomes) -> Answer:

@@ -29,7 +29,7 @@ class Scaling(Study):
     is_strong: ClassVar[bool]
 
     ranks: tuple[int, ...] = (1, 2)
-    """World sizes to measure; one rank and the plain loop (no process group) are always measured."""
+    """World sizes; 1 and the plain loop are always measured."""
     strategy: ParallelStrategy = "ddp"
     """How training is distributed."""
     job: Job = field(default_factory=Job)

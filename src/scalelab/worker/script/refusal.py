@@ -7,11 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-import torch
-
 from scalelab.checks import clean_text
 from scalelab.records.tasks import Script
 from scalelab.units import format_count, format_seconds
+from scalelab.worker.device import has_accelerator
 from scalelab.worker.script.session import ScriptSession
 from scalelab.worker.script.watch import TrainingWatch
 
@@ -35,7 +34,7 @@ MOST_CHARACTERS = 300
 
 def find_hint(words: str, script: Script) -> str:
     """What to do about an error that scripts often meet here; empty: its own words have to do."""
-    is_missing = not torch.accelerator.is_available() and GPU_WORDS.search(words)
+    is_missing = not has_accelerator() and GPU_WORDS.search(words)
     if is_missing or any(part in words for part in NO_GPU_WORDS):
         return "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
     if "attempted relative import with no known parent package" in words and not script.is_module:
