@@ -117,8 +117,8 @@ CORRECTED = {
 }
 """Cells that were wrong (what recipes say was published, or of another base), charts of losses on random data that said
 nothing, years that have a table of their own, and tables of devices (steps cut by marks, gaps by 30 ns), by name: the
-changelog names what is right. Plans and extrapolated tables are no measurements: their model changed, and `benchmarks/plan.py` and
-`benchmarks/predict_tables.py` score it."""
+changelog names what is right. Plans and extrapolated tables are no measurements: their model changed, and
+`benchmarks/plan.py` and `benchmarks/predict_tables.py` score it."""
 
 
 def unpack(name: str, directory: Path) -> Path:
