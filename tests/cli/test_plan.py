@@ -94,6 +94,8 @@ def test_a_device_can_be_declared(capsys):
         (("--model", "gpt3"), "unknown model 'gpt3'"),
         ((), "in exactly one way"),
         (("--model", "gpt2-small", "--parameters", "1B"), "in exactly one way"),
+        (("--model", "gpt2-small", "--width", "512"), "--width is not used with --model"),
+        (("--parameters", "7B", "--gated"), "--gated is not used with --parameters"),
         (("--layers", "4"), "--layers needs --width and --heads"),
         (("--model", "gpt2-small", "--devices", "0"), "--devices must be"),
         (("--model", "gpt2-small", "--node-link", "0GB/s"), "--node-link must be"),

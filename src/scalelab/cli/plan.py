@@ -273,6 +273,8 @@ def read_model(flags: ModelFlags) -> Transformer:
     ways = [flags.model is not None, flags.parameters is not None, flags.layers is not None]
     if sum(ways) != 1:
         raise UsageError("describe the model in exactly one way: --model, --parameters, or --layers with its sizes")
+    if flags.layers is None:
+        refuse_sizes(flags)
     if flags.parameters is not None:
         if any(value is not None for value in (flags.experts, flags.experts_per_token, flags.shared_experts)):
             raise UsageError("--parameters chooses a shape without experts: use --model, or --layers with its sizes")
@@ -302,6 +304,16 @@ def read_model(flags: ModelFlags) -> Transformer:
         is_tied=not flags.untied,
     )
     return add_experts(dense, flags)
+
+
+def refuse_sizes(flags: ModelFlags) -> None:
+    """A named model, or one chosen by its parameters, has its own shape."""
+    for name in ("width", "heads", "kv_heads", "feedforward", "untied", "gated"):
+        if getattr(flags, name):
+            used = "--model" if flags.model is not None else "--parameters"
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not used with {used}: describe the model by --layers instead"
+            )
 
 
 def add_experts(model: Transformer, flags: ModelFlags) -> Transformer:
