@@ -62,8 +62,9 @@ KEPT = "plan's default is a loop that still has its logits in backward; this wor
 
 
 def make_trial(strategy: str, num_ranks: int, mesh: str | None, **fields: Any) -> Trial:
+    name = (mesh or strategy).replace("=", "").replace(",", "-")
     trial = Trial(
-        configuration=f"{strategy}-{num_ranks}-{fields.get('workload', 'gpt2')}-{fields.get('device', 'cpu')}",
+        configuration=f"{name}-{num_ranks}-{fields.get('device', 'cpu')}",
         workload=fields.pop("workload", "gpt2"),
         options=fields.pop("options", {"vocabulary": 2048}),
         strategy=strategy,
