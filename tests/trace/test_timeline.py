@@ -146,7 +146,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     assert main([str(directory / "job"), "--timeline", str(made), "--json", str(directory / "unused.json")]) == 0
     with start_browser() as seen:
         seen.page.goto(made.as_uri())
-        seen.page.wait_for_function("document.documentElement.dataset.painted", timeout=30_000)
+        seen.page.wait_for_selector(
+            "html[data-painted]", state="attached", timeout=30_000
+        )  # no eval: the page forbids it
         yield seen
         assert seen.take_complaints() == []
 
