@@ -80,8 +80,8 @@ def make_trial(strategy: str, num_ranks: int, mesh: str | None, **fields: Any) -
 
 def look(launcher: LocalLauncher, place: Path, trial: Trial) -> MemoryReport:
     """The memory of one trial, of the rank that takes the most."""
-    directory = place / f"{trial.configuration}-{'forecast' if trial.is_forecast else 'measured'}"
-    directory.mkdir(parents=True)
+    directory = place / f"{len(list(place.iterdir()))}-{trial.configuration}"  # layouts may differ by their mesh alone
+    directory.mkdir()
     write_trial(directory, trial)
     result = launcher.launch(trial, directory)
     if result.status is not Status.COMPLETED:
