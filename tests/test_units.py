@@ -282,6 +282,12 @@ def test_a_lopsided_interval_that_is_wider_than_its_number_is_printed_by_its_end
     assert format_estimate(Estimate(value=1.4, low=0.36, high=3.8), Unit()) == "0.4 to 3.8", "0 would be no speedup"
 
 
+def test_the_ends_of_a_skewed_interval_stand_beside_its_number() -> None:
+    ratio = Unit(decimals=2)
+    assert format_estimate(Estimate(value=1.43, low=0.55, high=1.55), ratio) == "1.43 (0.55 to 1.55)"
+    assert format_estimate(Estimate(value=1.43, low=1.30, high=1.44), ratio) == "1.43 ± 0.13", "narrow: ± will do"
+
+
 def test_a_wide_interval_that_is_even_keeps_its_sign() -> None:
     assert format_estimate(Estimate(value=0.1, low=-0.4, high=0.6), Unit(decimals=1)) == "0.1 ± 0.5"
     assert format_estimate(Estimate(value=2.0, low=1.9, high=2.5), Unit(decimals=1)) == "2.0 ± 0.5"

@@ -196,17 +196,22 @@ def _format_number(number: float, decimals: int) -> str:
 
 LOPSIDED = 2.0
 """An interval that is wider than the number and reaches this many times as far to one side has no useful ±."""
+SKEWED, NARROW = 4.0, 0.25
+"""Nor has one that reaches this many times as far to one side, unless that is less than this share of the number."""
 
 
 def format_estimate(estimate: Measured | None, unit: Unit) -> str:
     """A value with its interval, "413.0 ± 2.0", or the value alone where there is no interval.
 
-    The ends of an interval that is wider than the number and lopsided: "1 to 7704", where ± would be "2 ± 7702".
+    The ends of an interval that is wider than the number and lopsided: "1 to 7704", where ± would be "2 ± 7702"; the
+    ends besides where it is only lopsided: "1.43 (0.55 to 1.55)", where ± would be "1.43 ± 0.88".
     """
     if estimate is None:
         return UNKNOWN
     if not is_known(estimate) and _is_lopsided(estimate):
         return _format_ends(estimate, unit)
+    if (estimate.half_width or 0.0) > NARROW * abs(estimate.value) and _is_lopsided(estimate, SKEWED):
+        return f"{format_value(estimate.value, unit)} ({_format_ends(estimate, unit)})"
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
         return format_value(estimate.value, unit)
@@ -225,12 +230,12 @@ def _format_ends(estimate: Measured, unit: Unit) -> str:
     return " to ".join(format_value(end, ends) for end in (estimate.low, estimate.high))
 
 
-def _is_lopsided(estimate: Measured) -> bool:
+def _is_lopsided(estimate: Measured, limit: float = LOPSIDED) -> bool:
     low, high = estimate.low, estimate.high
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return False
     arms = sorted((estimate.value - low, high - estimate.value))
-    return arms[1] > LOPSIDED * arms[0] >= 0
+    return arms[1] > limit * arms[0] >= 0
 
 
 def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:

@@ -8,6 +8,7 @@ import pytest
 from scalelab.analysis.quality import (
     Outlier,
     _test_order,
+    find_disturbed,
     find_drift,
     find_outliers,
     find_trend,
@@ -32,6 +33,13 @@ def test_a_long_step_of_a_noisy_launch_is_no_outlier() -> None:
 
 def test_spikes_do_not_hide_each_other() -> None:
     assert len(find_outliers([[*STEADY, 3.0, 3.0, 3.0, 100.0]])) == 4
+
+
+def test_a_disturbed_round_is_found_by_its_number_and_rounds_without_steps_keep_theirs() -> None:
+    rounds = [[1.0, 1.0], [], [2.0, 2.2], [1.0, 1.1], [1.0, 1.0]]
+    assert find_disturbed(rounds) == {3: pytest.approx(2.1 / 1.025)}
+    assert find_disturbed([]) == find_disturbed([[]]) == {}
+    assert find_disturbed([[1.0], [1.4], [1.0]]) == {}
 
 
 def test_constant_times_have_no_noise() -> None:

@@ -178,6 +178,13 @@ def find_outliers(rounds: Rounds) -> list[Outlier]:
     return found
 
 
+def find_disturbed(rounds: Rounds) -> dict[int, float]:
+    """Rounds that are as far above the others as a step that is an outlier: by number from 1, over their median."""
+    measured = [index for index, steps in enumerate(rounds) if len(steps)]
+    found = find_outliers([find_medians([rounds[index] for index in measured]).tolist()]) if measured else []
+    return {measured[one.step] + 1: one.ratio for one in found}
+
+
 def measure_noise(rounds: Rounds) -> Noise:
     """The robust relative spread within launches, and of the launches' medians."""
     series = drop_empty(rounds)

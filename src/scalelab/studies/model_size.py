@@ -366,7 +366,7 @@ class ModelSize(Study):
             title="Speedup over one rank of the same size",
             reference=1.0,
             from_zero=False,
-            caption=f"{INTERVALS} Left of the dashed line, more ranks are slower than one.",
+            caption=f"{INTERVALS} Left of the dashed line, more ranks are slower than 1 rank.",
         )
         sections = [
             Section(tables=(table,), charts=keep_charts(draw_grid(answer), speedups)),

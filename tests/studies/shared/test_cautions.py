@@ -54,6 +54,15 @@ def test_a_quiet_measurement_has_no_warning() -> None:
     assert find_cautions([]) == ()
 
 
+def test_a_disturbed_round_is_named() -> None:
+    results = play(rounds=8, noise=0.01)
+    results[2] = slow_down(results[2], lambda _: 2.0)
+    caution = warn(results)["disturbed-rounds"]
+    assert caution.subject == "ddp × 2"
+    assert "ddp × 2 in round 3 (2.0×)" in caution.message
+    assert "disturbed-rounds" not in warn(play(rounds=8, noise=0.05))
+
+
 def test_ordinary_noise_is_not_worth_a_warning() -> None:
     assert warn(play(noise=0.02)) == {}
 

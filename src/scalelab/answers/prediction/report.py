@@ -109,7 +109,8 @@ def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change:
 
 def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Table:
     measured = {} if change.changes else found.measured
-    basis = "1 rank with the same batch per rank" if found.is_weak else "1 rank with the whole batch"
+    one_rank = f"{found.job.strategy} × 1"
+    basis = f"{one_rank} with the {'same batch per rank' if found.is_weak else 'whole batch'}"
     return make_table(
         steps,
         count_column("ranks", "ranks", lambda one: one.num_ranks),
@@ -120,7 +121,10 @@ def make_step_table(found: MeasuredJob, steps: Sequence[ScaledStep], change: Wha
         share_column("efficiency", "efficiency", lambda one: one.efficiency),
         share_column("exposed", "exposed comm / step", lambda one: one.exposed),
         text_column("dominant", "main uncertainty", lambda one: one.dominant, is_detail=True),
-        notes=(f"{PREDICTION_NOTE}; 95 % for measured steps", f"speedup and efficiency: relative to {basis}"),
+        notes=(
+            f"{PREDICTION_NOTE}; 95 % for measured steps",
+            f"speedup and efficiency: over {basis}, not over the plain loop",
+        ),
     )
 
 
@@ -194,7 +198,7 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
     under = f" with {', '.join(change.changes)}" if change.changes else ""
     yield PREDICTION(
         subject,
-        f"On {format_count(last.num_ranks, 'rank')}{under} the speedup over 1 rank would be"
+        f"On {format_count(last.num_ranks, 'rank')}{under} the speedup over {found.job.strategy} × 1 would be"
         f" {format_ratio(last.speedup)} ({low} to {high}), an efficiency of"
         f" {format_share(last.efficiency.value)}. A step would take {format_seconds(last.step.value)},"
         f" {format_share(last.exposed.value)} of it exposed communication.",

@@ -226,8 +226,7 @@ def find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
         yield from _describe_exposed(answer, best)
     yield from _describe_law(answer)
     yield from _describe_overhead(answer)
-    crowded = ", ".join(str(arm.trial.num_ranks) for arm in several if arm.trial.is_oversubscribed)
-    if crowded:
+    if crowded := ", ".join(str(arm.trial.num_ranks) for arm in several if arm.trial.is_oversubscribed):
         text = f"Oversubscribed at {crowded} ranks (ranks share cores): those rows show oversubscription, not scaling."
         yield OVERSUBSCRIBED("", text)
     if fair and best is not None:
@@ -371,7 +370,8 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
     speedup = answer.speedup(last, answer.one_rank)
     if serial.value >= 1:
         is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
-        slower = "More ranks are slower than one" if is_sure else "Unresolved whether more ranks are faster than one"
+        over = f"{last.label} is {'slower' if is_sure else 'faster'} than {answer.strategy} × 1"
+        slower = over if is_sure else f"Unresolved whether {over}"
         yield kind("", f"{slower}: {law}'s law does not apply.", serial_fraction=serial)
         return
     point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from scalelab.analysis.quality import Outlier, find_drift, find_outliers, measure_noise
+from scalelab.analysis.quality import Outlier, find_disturbed, find_drift, find_outliers, measure_noise
 from scalelab.analysis.stats import Rounds
 from scalelab.launch.ranks.placement import Placement, find_mistakes
 from scalelab.records.strategies import find_strategy
@@ -48,6 +48,7 @@ SAME_SAMPLES = CautionKind("same-samples", "Ranks had the same losses: they trai
 PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
 MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
 NOISY_LAUNCHES = CautionKind("noisy-launches", "Launches of a row differ by more than 5 %", "noise", ("deviation",))
+DISTURBED = CautionKind("disturbed-rounds", "Single launches took over 1.5 times the median of their row", "noise")
 NOISY_STEPS = CautionKind("noisy-steps", "Steps within a launch differ by more than 15 %", "noise", ("deviation",))
 FEW_LAUNCHES = CautionKind("few-launches", "A row was launched fewer than six times", "noise", ("launches",))
 LOADED_HOST = CautionKind("loaded-host", "Other programs ran before the first trial", "noise", ("load",))
@@ -94,12 +95,8 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     yield from _name_same_samples(arm)
     words = next((rank.shuffle for result in arm.results for rank in result.ranks if rank.shuffle), "")
     if words:
-        yield PARTLY_SHUFFLED(
-            arm.label,
-            f"{arm.label}: samples are {words}",
-            "if the file is sorted, use --shuffle full, or scalelab data convert to a format with random access",
-            shuffle=words,
-        )
+        advice = "if the file is sorted, use --shuffle full, or scalelab data convert to a format with random access"
+        yield PARTLY_SHUFFLED(arm.label, f"{arm.label}: samples are {words}", advice, shuffle=words)
     if not arm.is_measured or is_run:
         return
     is_plain = find_strategy(arm.trial.strategy).is_plain
@@ -160,18 +157,11 @@ def _look_at_script(arm: Arm) -> Iterator[Caution]:
             passes=passes,
         )
     for name, why in (scripts[0].left_out if scripts else {}).items():
-        yield NOT_RECORDED(
-            arm.label,
-            f"{arm.label}: {name} not recorded: {why}",
-            "read the other columns; predict may need it",
-            instrument=name,
-        )
+        text = f"{arm.label}: {name} not recorded: {why}"
+        yield NOT_RECORDED(arm.label, text, "read the other columns; predict may need it", instrument=name)
     if any(script.num_samples is None for script in scripts):
-        yield UNSEEN_BATCH(
-            arm.label,
-            f"{arm.label}: the batch size was not seen, in a DataLoader or by a module; samples/s is the plan's",
-            "check that the script's batch size is the study's",
-        )
+        text = f"{arm.label}: the batch size was not seen, in a DataLoader or by a module; samples/s is the plan's"
+        yield UNSEEN_BATCH(arm.label, text, "check that the script's batch size is the study's")
 
 
 def _name_unsettled(arms: Sequence[Arm]) -> Iterator[Caution]:
@@ -336,6 +326,7 @@ def _look_at_host(arms: Sequence[Arm]) -> Iterator[Caution]:
     between = {label: noise.between_ratio or 0.0 for label, noise in noises.items()}
     within = {label: noise.within_ratio or 0.0 for label, noise in noises.items()}
     yield from name_noise(NOISY_LAUNCHES, between, NOISY_BETWEEN, "launches", "--rounds")
+    yield from _name_disturbed(fair)
     yield from name_noise(NOISY_STEPS, within, NOISY_WITHIN, "steps", f"--steps{_suggest_allocator(arms)}")
     yield from name_few_launches(
         {arm.label: arm.clean for arm in arms if arm.is_measured and not arm.trial.training_run}
@@ -359,6 +350,15 @@ def name_noise(
         )
 
 
+def _name_disturbed(arms: Sequence[Arm]) -> Iterator[Caution]:
+    """Launches that stand out from their row, all in one warning: what ran beside them slowed several rows."""
+    found = {arm.label: find_disturbed(arm.clean) for arm in arms}
+    named = [f"{label} in round {n} ({over:.1f}×)" for label, slow in found.items() for n, over in slow.items()]
+    if named:
+        text = f"single rounds took over 1.5 times the row's median: {', '.join(named)}; intervals reach that far"
+        yield DISTURBED(", ".join(filter(found.get, found)), text, "something else ran then: measure again")
+
+
 def _name_misplacement(results: Sequence[TrialResult]) -> Iterator[Caution]:
     """Ranks that shared cores though there were enough, and no flag asked for it: their launcher bound them so."""
     for result in results:
@@ -376,11 +376,9 @@ def name_few_launches(rows: Mapping[str, Rounds]) -> Iterator[Caution]:
     fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
     if fewest >= FEWEST_LAUNCHES:
         return
-    if fewest == 1:
-        message = f"{label} was launched once: its interval leaves out how launches differ"
-    else:
-        message = f"{label} was launched {fewest} times: intervals rest on few numbers, a verdict may be chance"
-    yield FEW_LAUNCHES(label, message, "use --rounds 12", launches=fewest)
+    once, several = "once: its interval leaves out how launches differ", "times: intervals rest on few numbers"
+    message = once if fewest == 1 else f"{fewest} {several}, a verdict may be chance"
+    yield FEW_LAUNCHES(label, f"{label} was launched {message}", "use --rounds 12", launches=fewest)
 
 
 def warn_of_load(results: Sequence[TrialResult]) -> Iterator[Caution]:

@@ -158,8 +158,8 @@ def compare_methods(arm: Arm, methods: Mapping[str, Estimate | None]) -> Iterato
         said.append(f"{text} ({'more' if is_more else 'less'}{f': {why}' if why else ''})")
     yield METHODS(
         arm.label,
-        f"Communication of {arm.label} by {METHOD_NAMES[first]}: {format_known('seconds', reference)} a step; by"
-        f" {', '.join(said)}.",
+        f"Communication of {arm.label} per step, by methods that count different things: {METHOD_NAMES[first]}"
+        f" {format_known('seconds', reference)}, {', '.join(said)}.",
         weight=None,
         agree=is_agreed,
         **dict[str, Known](known),
@@ -265,7 +265,7 @@ def describe_traced(arm: Arm) -> Iterator[Finding]:
     share = f", {format_share(exposed.value / longest)} of the profiled step" if is_known(exposed) else ""
     said = (
         f"Profiled steps of {arm.label} ({format_quantity('ratio', longest / arm.step.value)} times as long as clean"
-        f" ones): exposed communication {format_known('seconds', exposed)}{share}"
+        f" ones, so not comparable with ablation): exposed communication {format_known('seconds', exposed)}{share}"
     )
     if transfer is not None:
         said += f"; transfer takes {format_known('seconds', transfer)}{_name_waiting(arm, longest)}"
