@@ -76,16 +76,13 @@ class MappedChunks:
 
     def _list_chunks(self, dataset: Any) -> tuple[Indices, Indices, Indices]:
         """Offset, size and skipped filters of every chunk, in grid order."""
-        found: list[tuple[int, int, int, int]] = []
+        found: list[Any] = []
+        dataset.id.chunk_iter(found.append)
         strides = [math.prod(self._grid[axis + 1 :]) for axis in range(len(self._grid))]
-
-        def note(info: Any) -> None:
-            steps = (at // length for at, length in zip(info.chunk_offset, self._chunk, strict=True))
-            place = sum(step * stride for step, stride in zip(steps, strides, strict=True))
-            found.append((place, info.byte_offset, info.size, info.filter_mask))
-
-        dataset.id.chunk_iter(note)
-        table = np.array(sorted(found), dtype=np.int64).reshape(-1, 4)
+        offsets = np.array([info.chunk_offset for info in found], dtype=np.int64).reshape(-1, len(strides))
+        rest = [(info.byte_offset, info.size, info.filter_mask) for info in found]
+        places = offsets // np.array(self._chunk) @ np.array(strides, dtype=np.int64)
+        table = np.column_stack([places, np.array(rest, dtype=np.int64).reshape(-1, 3)])[places.argsort(kind="stable")]
         if len(table) != math.prod(self._grid) or not np.array_equal(table[:, 0], np.arange(len(table))):
             raise DataUnreadable(
                 f"{self._path} is incomplete: {self._name} has {len(table)} of {math.prod(self._grid)} chunks"
