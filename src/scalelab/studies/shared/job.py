@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,12 +147,12 @@ class Job:
     def memory_limit_bytes(self) -> int | None:
         return None if self.memory_limit is None else read_flag("memory_limit", self.memory_limit, parse_bytes)
 
-    @property
+    @cached_property
     def found_device(self) -> str:
+        """Asked for by every trial of a plan; each time, the driver would be asked for its GPUs."""
         if self.device != "auto":
             return self.device
-        is_cpu_build = (installed_version("torch") or "").endswith("+cpu")
-        return "cuda" if find_gpus() and not is_cpu_build else "cpu"
+        return "cuda" if find_gpus() and not (installed_version("torch") or "").endswith("+cpu") else "cpu"
 
     @property
     def is_elsewhere(self) -> bool:
