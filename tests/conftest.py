@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from scalelab.launch.local import LocalLauncher
 from tests.launch.lent import lend_ranks
 
-pytest_plugins = ("tests.slurm",)
+pytest_plugins = ("tests.slurm", "tests.spread")
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,11 +49,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+TEST_SECONDS = 0.07
+MARK_SECONDS = {"ranks": 1.5, "slow": 2.0}
+"""What a test takes on average, and with a mark more than without."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait for processes come first, so that quick ones fill the cores to the end."""
-    waiting = {item.path for item in items if item.get_closest_marker("ranks")}
-    slow = {item.path for item in items if item.get_closest_marker("ranks") and item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
+    """Files that take long come first, so that short ones fill the cores to the end."""
+    seconds: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        seconds[item.path] += TEST_SECONDS + sum(MARK_SECONDS[name] for name in MARK_SECONDS if name in marks)
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def list_descendants() -> set[int]:
