@@ -139,7 +139,6 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if hasattr(module, "choose_launcher"):  # some import it when they need it
             monkeypatch.setattr(module, "choose_launcher", lambda *_: ReaderLauncher())
     monkeypatch.setenv("CXX", sys.executable)  # torch.compile's compiler, which is looked for and, played, not used
-    monkeypatch.setattr("scalelab.records.files.os.fsync", lambda descriptor: None)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     monkeypatch.setattr(serve, "PageServer", InterruptedServer)
     (directory / "runs").mkdir()

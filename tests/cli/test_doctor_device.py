@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,9 @@ Results = dict[str, TrialResult]
 
 
 @pytest.fixture(scope="module")
-def results() -> Iterator[Results]:
+def results(launcher: LocalLauncher) -> Results:
     """Of every trial, on the CPU."""
-    launcher = LocalLauncher()
-    yield run_paths(launcher, list_paths("cpu", 2))
-    launcher.close()
+    return run_paths(launcher, list_paths("cpu", 2))
 
 
 def test_every_path_is_right_on_a_cpu(results: Results) -> None:

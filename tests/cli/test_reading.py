@@ -169,12 +169,12 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_doctor_grades_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalelab.cli.doctor.host.run_module", lambda *_: None)  # torch's part is looked at below
     launcher = FakeLauncher(lambda trial: 0.001, noise=0.02)
     checks = {check.name: check for check in examine(Doctor(runs_dir=tmp_path), launcher)}
     assert checks["ranks"].grade is Grade.OK
     assert {"scalelab", "processor", "load", "memory", "GPUs", "runs", "torch", "noise"} <= set(checks)
     broken = FakeLauncher(lambda trial: 0.001, failures={"doctor-2": Status.CRASHED})
-    monkeypatch.setattr("scalelab.cli.doctor.host.run_module", lambda *_: None)  # torch's part has been looked at
     assert {c.name: c.grade for c in examine(Doctor(runs_dir=tmp_path), broken)}["ranks"] is Grade.FAILED
 
 
@@ -185,6 +185,7 @@ def test_the_doctor_starts_real_ranks_and_answers_on_one_screen(tmp_path: Path) 
     done = answer("doctor", cwd=tmp_path, COLUMNS=str(WIDTH))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two gloo ranks on loopback" in done.stdout
+    assert "GFLOP/s" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Ready")
     check_screen(done.stdout.splitlines(), MOST_LINES)
 

@@ -112,12 +112,11 @@ def test_the_batch_is_that_of_every_rank() -> None:
 
 
 @pytest.mark.ranks
-def test_a_real_batch_that_is_too_large_ends_the_sweep(tmp_path: Path) -> None:
+def test_a_real_batch_that_is_too_large_ends_the_sweep(launcher: LocalLauncher, tmp_path: Path) -> None:
     job = Job(workload="mlp", options={"dim": 64, "depth": 2}, threads_per_rank=1, memory_limit="150MB", device="cpu")
     sampling = Sampling(rounds=1, steps=3, phase_steps=0, comm_free_steps=0, control=False)
     study = BatchSize(batches=(8, 1_000_000, 2_000_000), job=job, sampling=sampling)
-    with LocalLauncher() as launcher:
-        _, document = run_study(study, runs_dir=tmp_path, launcher=launcher)
+    _, document = run_study(study, runs_dir=tmp_path, launcher=launcher)
     steps = [row[1].value for row in document.tables[0].rows]
     assert steps[1:] == ["out of memory", "not run"]
     assert isinstance(steps[0], float)
