@@ -197,7 +197,7 @@ def judge(mutant: Mutant, tests: list[str], *, is_edited: bool = True) -> bool:
             os.dup2(nowhere.fileno(), 2)
         if is_edited:
             sys.meta_path.insert(0, EditedImport(name_module(mutant.path), mutant))
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not ranks"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not ranks"]
         code = int(pytest.main([*options, *tests]))
     except BaseException:  # noqa: BLE001 - the child must never return into the loop
         traceback.print_exc()

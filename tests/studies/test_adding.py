@@ -117,6 +117,6 @@ def test_the_checks_hold(copy: Path, tool: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_the_tests_of_pages_hold(copy: Path) -> None:
     chosen = ("-k", "dropout or navigation")  # the generated pages have just been made
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider")
+    options = ("-q", "-p", "no:cacheprovider")
     said = run(copy, sys.executable, "-m", "pytest", *options, "tests/test_docs.py", *chosen)
     assert re.search(r"[1-9]\d* passed", said)
