@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from scalelab.answers.trace.efficiency import find_rate, find_roof, list_exchanges, thin_memory
@@ -14,7 +15,7 @@ from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.predict.devices import DEVICES, recognize_device
 from scalelab.report.document import Document
 from scalelab.trace import windows
-from scalelab.trace.attribution import Attribution, AttributionCounter, Caller, WorkTime
+from scalelab.trace.attribution import Attribution, AttributionCounter, Caller, WorkTime, find_distinct_columns
 from scalelab.trace.files.events import Arguments
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import read_ranks
@@ -212,3 +213,18 @@ def test_modules_lines_and_work_of_a_real_trace() -> None:
     assert "bfloat16 peak of mi300x" in used.text
     charts = [chart.title for section in document.sections for chart in section.charts]
     assert "Device time by what asked for it" in charts
+
+
+@pytest.mark.parametrize("largest", [3, 10**9])
+def test_equal_columns_have_one_number_however_large_their_values(largest: int) -> None:
+    values = np.random.default_rng(3).integers(-1, largest, (6, 40))
+    table = np.hstack([values, values[:, ::-1]])
+    firsts, places = find_distinct_columns(table)
+    assert (table[:, firsts][:, places] == table).all()
+    assert len({tuple(column) for column in table[:, firsts].T.tolist()}) == len(firsts)
+
+
+def test_a_table_without_columns_has_no_numbers() -> None:
+    firsts, places = find_distinct_columns(np.empty((6, 0), dtype=np.int64))
+    assert not len(firsts)
+    assert not len(places)

@@ -20,22 +20,23 @@ operator counts once, with all its kernels.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.kinds import HOST_OPERATORS, Kind
-from scalelab.trace.launches import MOST_PENDING
+from scalelab.trace.launches import MOST_PENDING, forget_oldest
 from scalelab.trace.operators import find_owners
 from scalelab.trace.rank_trace import Tables
-from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct
+from scalelab.trace.windows import Records, Steps, Window, choose_records, find_distinct, find_edges
 from scalelab.trace.work import Work
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 UNATTRIBUTED, UNKNOWN = "unattributed", "no recorded launch"
+PHASES = (UNATTRIBUTED, FORWARD, BACKWARD, OPTIMIZER)
 GRAPH = "CUDA graph"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)\b")
@@ -90,9 +91,9 @@ class Attribution:
         return sum(one.total_ns for one in self.times)
 
 
-_Place = tuple[int, int, int]
-"""Where a call is in the user's program: chain of modules, annotation, source line."""
-NOWHERE: _Place = (0, -1, -1)
+NOWHERE = [0, -1, -1]
+"""Where a call is in the user's program, if that is unknown: chain of modules, annotation, source line."""
+LARGEST_CODE = 2**62
 
 
 @dataclass
@@ -136,11 +137,12 @@ class AttributionCounter:
         self._is_graph = np.array(["GraphLaunch" in name for name in tables.names], dtype=np.bool_)
         self._paths = _Paths()
         self._seen_kinds: set[int] = set()
-        self._forward: dict[int, _Place] = {}
+        self._forward: dict[int, list[int]] = {}
+        """Chain of modules, annotation and source line of forward operators, by sequence number."""
         self._launched: dict[int, tuple[int, int]] = {}
         """Thing asked for and event of work, by correlation number."""
         self._asked: dict[Caller, int] = {}
-        self._numbers: dict[tuple[str, int, int, _Place], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
         self._count, self._total = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         """By the number of what was asked for; the last is that of kernels without a launch."""
         self._running: dict[tuple[int, int], int] = {}
@@ -177,58 +179,65 @@ class AttributionCounter:
         )
         chains = self._paths.number(modules.records)
 
-        def place(events: Records) -> Iterator[_Place]:
+        def place(events: Records) -> NDArray[np.int64]:
             others = [_pick(side.records["name"], side.find(events), -1) for side in (annotations, sources)]
-            return zip(_pick(chains, modules.find(events), 0), *others, strict=True)
+            return np.array([_pick(chains, modules.find(events), 0), *others], dtype=np.int64)
 
         if any(len(frames.records) for frames in (modules, annotations, sources)):
             asking = begun.compress(np.isin(begun["kind"], HOST_OPERATORS) & (begun["correlation"] > 0))
             asking = asking.compress(nodes.find(asking) < 0)
-            self._forward.update(zip(asking["correlation"].tolist(), place(asking), strict=True))
-            for number in list(self._forward)[: max(0, len(self._forward) - MOST_FORWARD)]:
-                del self._forward[number]
-        node = nodes.find(calls)
-        is_optimizer = updates.find(calls) >= 0
+            self._forward.update(zip(asking["correlation"].tolist(), place(asking).T.tolist(), strict=True))
+            forget_oldest(self._forward, MOST_FORWARD)
+        node, where = nodes.find(calls), place(calls)
         operator = _pick(operators.records["name"], operators.find(calls), -1)
+        is_optimizer, is_inside = updates.find(calls) >= 0, (operator >= 0) | (where[0] > 0)
+        is_backward = ~is_optimizer & (node >= 0)
+        phase = np.where(is_optimizer, 3, np.where(is_backward, 2, is_inside))  # places in PHASES
+        if self._forward:
+            is_lost = is_backward & (where.T == NOWHERE).all(axis=1)
+            sequence = _pick(nodes.records["correlation"], node, -1)[is_lost].tolist()
+            where[:, is_lost] = np.array([self._forward.get(one, NOWHERE) for one in sequence]).reshape(-1, 3).T
+        asked = self._number_asked(np.vstack([phase, calls["name"], operator, where]))
         events = self._number_works(host.compress(host["work"] >= 0), calls, end)
-        sequence = _pick(nodes.records["correlation"], node, -1)
-        rows = zip(calls["correlation"].tolist(), calls["name"].tolist(), operator, is_optimizer.tolist(), sequence,
-                   place(calls), node.tolist(), events, strict=True)  # fmt: skip
-        for correlation, call, asked_by, is_update, number, where, in_node, event in rows:
-            is_inside = asked_by >= 0 or where[0] > 0
-            phase = OPTIMIZER if is_update else BACKWARD if in_node >= 0 else FORWARD if is_inside else UNATTRIBUTED
-            known = self._forward.get(number, where) if phase == BACKWARD and where == NOWHERE else where
-            key = (phase, call, asked_by, known)
-            asked = self._numbers.get(key)
-            if asked is None:
-                asked = self._numbers[key] = self._number(*key)
-            self._launched[correlation] = asked, event
-        for number in list(self._launched)[: max(0, len(self._launched) - MOST_PENDING)]:
-            del self._launched[number]
+        self._launched.update(zip(calls["correlation"].tolist(), zip(asked, events, strict=True), strict=True))
+        forget_oldest(self._launched, MOST_PENDING)
 
-    def _number(self, phase: str, call: int, operator: int, place: _Place) -> int:
-        names, (chain, annotated, line) = self._names, place
+    def _number_asked(self, columns: NDArray[np.int64]) -> list[int]:
+        """What every call was made for."""
+        firsts, places = find_distinct_columns(columns)
+        numbers = []
+        for key in columns[:, firsts].T.tolist():
+            asked = self._numbers.get(tuple(key))
+            if asked is None:
+                asked = self._numbers[tuple(key)] = self._number(*key)
+            numbers.append(asked)
+        found: list[int] = np.array(numbers, dtype=np.int64)[places].tolist()
+        return found
+
+    def _number(self, phase: int, call: int, operator: int, chain: int, annotated: int, line: int) -> int:
+        names = self._names
         text = names[operator] if operator >= 0 else names[call]
         annotation = names[annotated] if annotated >= 0 else ""
         if self._is_graph[call]:
             text = f"{GRAPH} in {names[operator]}" if operator >= 0 else GRAPH
         source = names[line] if line >= 0 else ""
         modules = tuple(names[one] for one in self._paths.chains[chain])
-        return self._asked.setdefault(Caller(phase, text, modules, annotation, source), len(self._asked))
+        return self._asked.setdefault(Caller(PHASES[phase], text, modules, annotation, source), len(self._asked))
 
     def _number_works(self, frames: Records, calls: Records, end: int) -> list[int]:
         """The event of work around every call; -1: none."""
         found, running = [], {}
+        lanes, starts, ends, works = (frames[name].tolist() for name in ("lane", "start", "end", "work"))
         for place in Frames(frames).find(calls).tolist():
             if place < 0:
                 found.append(-1)
                 continue
-            key = int(frames["lane"][place]), int(frames["start"][place])
+            key = lanes[place], starts[place]
             if key not in self._running:
                 self._running[key] = len(self._event_work)
-                self._event_work.append(int(frames["work"][place]))
+                self._event_work.append(works[place])
             found.append(self._running[key])
-            if int(frames["end"][place]) > end:
+            if ends[place] > end:
                 running[key] = self._running[key]
         self._running = running
         return found
@@ -270,12 +279,31 @@ class AttributionCounter:
         )
 
 
-def _pick(values: NDArray[np.generic], places: NDArray[np.intp], nothing: int) -> list[int]:
+def _pick(values: NDArray[np.integer[Any]], places: NDArray[np.intp], nothing: int) -> NDArray[np.int64]:
     """The values at places; `nothing` where there is none."""
     if not len(values):
-        return [nothing] * len(places)
-    found: list[int] = np.where(places >= 0, values[np.maximum(places, 0)], nothing).tolist()
-    return found
+        return np.full(len(places), nothing, dtype=np.int64)
+    return np.where(places >= 0, values[np.maximum(places, 0)], nothing).astype(np.int64)
+
+
+def find_distinct_columns(columns: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where every different column of a table occurs first, and which of these each column is."""
+    codes, size = np.zeros(columns.shape[1], dtype=np.int64), 1
+    for row in columns if columns.shape[1] else ():
+        low, width = int(row.min()), int(row.max()) - int(row.min()) + 1
+        if size * width >= LARGEST_CODE:
+            codes, size = _rank(codes)[1], columns.shape[1]
+        codes, size = codes * width + (row - low), size * width
+    return _rank(codes)
+
+
+def _rank(codes: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first place of every different code, in order of the codes, and the rank of each code among them."""
+    order = np.argsort(codes, kind="stable")
+    edges = find_edges(codes[order])
+    ranks = np.empty(len(codes), dtype=np.intp)
+    ranks[order] = np.repeat(np.arange(len(edges)), np.diff([*edges.tolist(), len(codes)]))
+    return order[edges], ranks
 
 
 def _grow(totals: Numbers, size: int) -> Numbers:

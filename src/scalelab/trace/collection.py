@@ -72,8 +72,9 @@ def _find_steps(rows: CollectiveRows, links: Links, host_steps: Sequence[Profile
     is_linked = links.basis is StepBasis.LAUNCHES
     on_device = rows.column("on_device").astype(np.bool_)
     starts, is_known = rows.column("start_ns"), ~on_device | (not is_linked)
+    correlations = rows.column("correlation")
     for place in np.flatnonzero(on_device).tolist() if is_linked else ():
-        launch = links.launches.get(rows[place].correlation)
+        launch = links.launches.get(int(correlations[place]))
         if launch is not None:
             starts[place], is_known[place] = launch.start, True
     on_host, of_device = (

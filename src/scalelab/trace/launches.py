@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,16 +126,15 @@ class LaunchMatcher:
             elif launch[2] in self._graphs:
                 self._begun[correlation] = launch
             found.append(launch)
-        _forget_oldest(self._pending, MOST_PENDING)
-        _forget_oldest(self._begun, MOST_GRAPHS)
+        forget_oldest(self._pending, MOST_PENDING)
+        forget_oldest(self._begun, MOST_GRAPHS)
         columns = np.array(found, dtype=np.int64).reshape(-1, 3)
         return Matches(columns[:, 0], columns[:, 1], columns[:, 2], np.array(is_first, dtype=np.bool_))
 
 
-def _forget_oldest(launches: dict[int, Launch], most: int) -> None:
-    if len(launches) > most:
-        for correlation in list(launches)[: len(launches) - most]:
-            del launches[correlation]
+def forget_oldest(launches: dict[int, Any], most: int) -> None:
+    for correlation in list(islice(launches, max(0, len(launches) - most))):
+        del launches[correlation]
 
 
 @dataclass(frozen=True, kw_only=True)

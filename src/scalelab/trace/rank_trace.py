@@ -7,17 +7,18 @@ counter, and the file is still read once.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.trace.collection import CollectiveCollector
 from scalelab.trace.collectives import CollectiveList
-from scalelab.trace.files.events import NO_READINGS, Batch, Header, Readings
+from scalelab.trace.files.events import NO_READINGS, Batch, Header, Readings, TimedEvent
 from scalelab.trace.files.reader import find_rank, open_trace
 from scalelab.trace.kinds import (
     DEVICE_CATEGORIES,
@@ -109,6 +110,21 @@ class RankTrace:
     """The results of the further counters, in their order."""
 
 
+class _Entry(NamedTuple):
+    """What a category and a name say of an event."""
+
+    kind: int
+    name: int
+    on_device: bool
+    has_work: bool
+    """Operators with a formula of their work."""
+    is_kept: bool
+    """Steps, collectives and requests for them: they are few, and kept whole."""
+
+
+KIND, NAME, ON_DEVICE, HAS_WORK, IS_KEPT, LANE = range(NUM_COLUMNS := 6)
+
+
 @dataclass
 class _Collector:
     """Turns events into records, and keeps what the records have no room for."""
@@ -123,62 +139,75 @@ class _Collector:
     num_events: int = 0
     has_foreign_tasks: bool = False
     """Whether the trace has tasks of a device that we cannot read."""
-    _entries: dict[tuple[str, str], int] = field(default_factory=dict)
-    _entry_kinds: list[int] = field(default_factory=list)
-    _entry_names: list[int] = field(default_factory=list)
-    _entry_on_device: list[bool] = field(default_factory=list)
-    _entry_has_work: list[bool] = field(default_factory=list)
-    """Operators with a formula of their work."""
-    _entry_is_kept: list[bool] = field(default_factory=list)
-    """Steps, collectives and requests for them: they are few, and kept whole."""
+    _entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
+    _places: dict[tuple[str, str, int | str, int | str], int] = field(default_factory=dict)
+    """Numbers of category, name, process and thread: one look-up says all that records need of them."""
+    _rows: array[int] = field(default_factory=lambda: array("i"))
+    """The entry and lane of every place."""
     _name_ids: dict[str, int] = field(default_factory=dict)
     _lane_ids: dict[tuple[int | str, int | str, bool], int] = field(default_factory=dict)
 
     def make_records(self, batch: Batch) -> np.ndarray[Any, np.dtype[np.void]]:
         """The records of a batch that are counted."""
-        events, known = batch.events, self._entries
+        events = batch.events
         self.num_events += len(events)
-        entries = np.array([known.get((e.cat, e.name), -1) for e in events], dtype=np.int64)
-        for index in np.flatnonzero(entries < 0).tolist():
-            entries[index] = self._find_entry(events[index].cat, events[index].name)
-            self.has_foreign_tasks = self.has_foreign_tasks or bool(events[index].args.task_type)
-        kinds = np.array(self._entry_kinds, dtype=np.uint8)[entries]
-        on_device = np.array(self._entry_on_device, dtype=np.bool_)[entries]
-        self._keep(batch, kinds, np.flatnonzero(np.array(self._entry_is_kept, dtype=np.bool_)[entries]))
+        rows = self._find_rows(events)
+        kinds = rows[:, KIND]
+        self._keep(batch, rows, np.flatnonzero(rows[:, IS_KEPT]))
         kept = np.flatnonzero((kinds != Kind.OTHER) & (kinds != Kind.REQUEST))
+        chosen = events
+        if len(kept) < len(events):
+            rows, chosen = rows[kept], [events[index] for index in kept.tolist()]
         records = np.zeros(len(kept), dtype=RECORD)
         records["start"], records["end"] = batch.start_ns[kept], batch.end_ns[kept]
-        records["kind"], records["on_device"] = kinds[kept], on_device[kept]
-        records["name"] = np.array(self._entry_names, dtype=np.int32)[entries[kept]]
-        chosen = events if len(kept) == len(events) else [events[index] for index in kept.tolist()]
+        for name, column in (("kind", KIND), ("on_device", ON_DEVICE), ("name", NAME), ("lane", LANE)):
+            records[name] = rows[:, column]
         args = [event.args for event in chosen]
-        records["correlation"] = [a.correlation if a.correlation >= 0 else a.sequence_number for a in args]
+        numbers = [a.correlation if a.correlation >= 0 else a.sequence_number for a in args]
+        records["correlation"] = np.fromiter(numbers, dtype=np.int64, count=len(numbers))
         records["work"] = -1
-        for place in np.flatnonzero(np.array(self._entry_has_work, dtype=np.bool_)[entries[kept]]).tolist():
+        for place in np.flatnonzero(rows[:, HAS_WORK]).tolist():
             records["work"][place] = self.works.number(chosen[place].name, args[place])
-        keys = [(e.pid, e.tid, is_device) for e, is_device in zip(chosen, on_device[kept].tolist(), strict=True)]
-        numbers = self._lane_ids
-        try:
-            records["lane"] = [numbers[key] for key in keys]
-        except KeyError:
-            records["lane"] = [self._find_lane(*key) for key in keys]
         return records
 
-    def _keep(self, batch: Batch, kinds: np.ndarray[Any, np.dtype[np.uint8]], kept: NDArray[np.intp]) -> None:
-        columns = (kept, kinds[kept], batch.start_ns[kept], batch.end_ns[kept])
-        for index, kind, start, end in zip(*(column.tolist() for column in columns), strict=True):
+    def _find_rows(self, events: Sequence[TimedEvent]) -> NDArray[np.int32]:
+        """Entry and lane of every event."""
+        known = self._places
+        numbers = [known.get((e.cat, e.name, e.pid, e.tid), -1) for e in events]
+        places = np.fromiter(numbers, dtype=np.int64, count=len(numbers))
+        new = {index: self._make_row(events[index]) for index in np.flatnonzero(places < 0).tolist()}
+        if not len(self._rows):
+            return np.empty((0, NUM_COLUMNS), dtype=np.int32)
+        rows = np.frombuffer(self._rows, dtype=np.int32).reshape(-1, NUM_COLUMNS).take(places, axis=0)
+        for index, row in new.items():
+            rows[index] = row
+        return rows
+
+    def _make_row(self, event: TimedEvent) -> tuple[int, ...]:
+        self.has_foreign_tasks = self.has_foreign_tasks or bool(event.args.task_type)
+        entry = self._find_entry(event.cat, event.name)
+        is_seen = entry.is_kept or entry.kind not in (Kind.OTHER, Kind.REQUEST)
+        lane = self._find_lane(event.pid, event.tid, entry.on_device) if is_seen else 0
+        row = (*entry, lane)
+        key = (event.cat, event.name, event.pid, event.tid)
+        if len(self._places) < 2 * MOST_NAMES and key not in self._places:
+            self._places[key] = len(self._places)
+            self._rows.extend(row)
+        return row
+
+    def _keep(self, batch: Batch, rows: NDArray[np.int32], kept: NDArray[np.intp]) -> None:
+        columns = (kept, rows[kept, KIND], rows[kept, LANE], batch.start_ns[kept], batch.end_ns[kept])
+        for index, kind, lane, start, end in zip(*(column.tolist() for column in columns), strict=True):
             event = batch.events[index]
             if kind in (Kind.STEP, Kind.DEVICE_STEP):
                 steps = self.host_steps if kind == Kind.STEP else self.device_steps
                 if len(steps) < MOST_NAMES:
                     steps.append(ProfilerStep(read_step_number(event.name), start, end))
             else:
-                on_device = event.cat.lower() in DEVICE_CATEGORIES
-                lane = self._find_lane(event.pid, event.tid, on_device)
                 self.collectives.take(event, start, end, lane, is_run=kind == Kind.COMMUNICATION)
 
-    def _find_entry(self, category: str, name: str) -> int:
-        """The number of a category and name; names beyond the limit share one per kind."""
+    def _find_entry(self, category: str, name: str) -> _Entry:
+        """What is known of a category and name; names beyond the limit share one per kind."""
         key = (category, name)
         found = self._entries.get(key)
         if found is not None:
@@ -188,20 +217,18 @@ class _Collector:
             key = (f"{kind} {on_device}", OTHER_NAMES)
         if key not in self._entries:
             kept = key[1] if len(self._name_ids) < MOST_NAMES else OTHER_NAMES
-            self._entries[key] = len(self._entry_kinds)
-            self._entry_kinds.append(kind)
-            self._entry_on_device.append(on_device)
-            self._entry_has_work.append(key[1] in FORMULAS)
-            self._entry_is_kept.append(kind in ALWAYS_KEPT or requests_collective(kind, name))
-            self._entry_names.append(self._name_ids.setdefault(kept, len(self.names)))
-            if self._entry_names[-1] == len(self.names):
+            number = self._name_ids.setdefault(kept, len(self.names))
+            if number == len(self.names):
                 self.names.append(kept)
+            is_kept = kind in ALWAYS_KEPT or requests_collective(kind, name)
+            self._entries[key] = _Entry(kind, number, on_device, key[1] in FORMULAS, is_kept)
         return self._entries[key]
 
     @property
     def has_runtime(self) -> bool:
         """Whether the host called the library of a device."""
-        return not {int(Kind.LAUNCH), int(Kind.RUNTIME), int(Kind.REQUEST)}.isdisjoint(self._entry_kinds)
+        calls = (Kind.LAUNCH, Kind.RUNTIME, Kind.REQUEST)
+        return any(entry.kind in calls for entry in self._entries.values())
 
     def _find_lane(self, process: int | str, thread: int | str, is_device: bool) -> int:
         key = (process, thread, is_device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,9 +198,12 @@ def find_edges(ordered: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
     return np.flatnonzero(is_first)
 
 
-def find_among(values: NDArray[np.integer[Any]], chosen: Iterable[int]) -> NDArray[np.bool_]:
+def find_among(
+    values: NDArray[np.integer[Any]], chosen: Collection[int] | NDArray[np.integer[Any]]
+) -> NDArray[np.bool_]:
     """Which of the values are among the chosen, which may be many."""
-    ordered = np.array(sorted(chosen), dtype=np.int64)
+    given = chosen if isinstance(chosen, np.ndarray) else np.fromiter(chosen, dtype=np.int64, count=len(chosen))
+    ordered = np.sort(given)
     if not len(ordered):
         return np.zeros(len(values), dtype=np.bool_)
     return np.asarray(ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values)

@@ -8,6 +8,7 @@ Events and headers that differ from Kineto's format (other field types, separate
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -306,8 +307,8 @@ def convert_times(
 
 def convert_plain_times(ticks: list[Any], ns_per_tick: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
     """The same of whole numbers and doubles, unknown ones (None) among them; None: a double would not hold them."""
-    values = np.array(ticks)
-    if values.dtype == np.int64:  # all of them whole
+    with suppress(TypeError):  # unless all of them are whole
+        values = np.frombuffer(array("q", ticks), dtype=np.int64)
         is_usable = np.abs(values) < LARGEST_NS // ns_per_tick
         return np.where(is_usable, values, 0) * ns_per_tick, is_usable
     if needs_decimals([tick for tick in ticks if tick is not None]):
