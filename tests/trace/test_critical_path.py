@@ -88,6 +88,28 @@ def test_a_busy_device_is_decided_by_its_kernels(tmp_path: Path) -> None:
     assert {one.change: one.span_ns for one in found.what_ifs}["gemm takes no time"] < 200_000
 
 
+@pytest.mark.parametrize("overlap", [0.021, 0.9, 30])
+def test_kernels_that_seem_to_begin_before_the_last_one_on_their_stream_ends_follow_it(
+    tmp_path: Path, overlap: float
+) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(4):
+        builder.launch("hipModuleLaunchKernel", 10 * number, 2, number + 1)
+        builder.kernel("gemm", 100 + 500 * number, 500 + overlap * (number % 2), correlation=number + 1)
+    found = find([builder], tmp_path)
+    assert StepPiece.OTHER not in found.sum_by_piece()
+    assert found.sum_by_piece()[StepPiece.COMPUTE][1] == found.span_ns - 100_000
+
+
+def test_kernels_that_run_beside_each_other_on_a_stream_do_not_follow_each_other(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for number, start in enumerate((100, 300)):
+        builder.launch("cudaLaunchKernel", start - 20, 2, number + 1)
+        builder.kernel(f"gemm {number}", start, 500, correlation=number + 1)
+    found = find([builder], tmp_path)
+    assert [one.name for one in found.path if one.piece is StepPiece.COMPUTE] == ["gemm 1"]
+
+
 def test_a_step_whose_host_is_ahead_begins_with_its_first_kernel(tmp_path: Path) -> None:
     builder = TraceBuilder(num_ranks=1)
     for number in range(4):

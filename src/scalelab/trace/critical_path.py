@@ -4,8 +4,8 @@ A step is a graph of moments. A moment comes when the last of the moments that i
 between:
 
     host call     follows the call before it, after the host's own time
-    kernel        follows its launch by the usual latency, and the kernel before it on its stream; if it begins within
-                  `NEAR_NS` of the end of a kernel on another stream, and later than both, it waited for that one
+    kernel        follows its launch by the usual latency, and the kernel before it on its stream (`trim_overlaps`); if
+                  it begins within `NEAR_NS` of the end of one on another stream, and later than both, it waited for it
     collective    of matched ranks: all kernels have begun, then the transfer
     synchronize   the host waits for the last kernel that ended before the call returned, or for its own copy
     slow launch   of over `LONGEST_LATENCY_NS`, whose kernel begins after it (it loaded the kernel): host time
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scalelab.trace.kinds import Kind
 from scalelab.trace.matching import LARGEST_BASE_NS, Matching
 from scalelab.trace.rank_trace import RankTrace, Tables
-from scalelab.trace.windows import Records, Steps, Window, find_among, find_distinct, join_records
+from scalelab.trace.windows import Records, Steps, Window, find_among, find_distinct, join_records, trim_overlaps
 
 MOST_RECORDS = 100_000
 """A step with more kernels and calls of the host, over all ranks, is left out."""
@@ -249,8 +249,7 @@ class _RankMoments:
 
     begin: list[int]
     end: list[int]
-    places: dict[tuple[int, int], int]
-    """Kernels by their recorded begin and end."""
+    places: dict[tuple[int, int], int]  # by their recorded begin and end
 
 
 def build_graph(
@@ -285,6 +284,7 @@ def build_graph(
 def _begin_with_device(step: StepRecords, times: list[Times]) -> list[Times]:
     """Begins and ends of kernels and calls; if the host is ahead, its calls count from the first kernel on."""
     starts, ends, call_starts, call_ends = times
+    ends = trim_overlaps(step.kernels["lane"], starts, ends)
     if len(starts):
         first = int(starts.argmin())
         launches = call_starts[step.calls["correlation"] == step.kernels["correlation"][first]]
