@@ -14,7 +14,7 @@ import pytest
 from scalelab.answers.trace.overview import describe_fleet, format_ranks
 from scalelab.answers.trace.view import TraceView
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.stragglers import Fleet, build_replay, inspect_fleet
+from scalelab.trace.stragglers import Fleet, SlowPart, _drop_harmless, build_replay, inspect_fleet
 from tests.trace.build import TraceBuilder
 
 OWN_US, TRANSFER_US, STEPS = 100.0, 20.0, 4
@@ -200,3 +200,25 @@ def replace_ranks(job: JobTrace, ranks: Sequence[Any]) -> JobTrace:
 
 def test_ranks_are_written_as_ranges() -> None:
     assert format_ranks([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
+
+
+def test_of_parts_that_hide_each_other_all_are_kept_and_harmless_ones_are_dropped() -> None:
+    delays = {"rank 1": 0.3, "rank 2": 0.3, "rank 3": 0.002}
+    parts = [SlowPart(kind="rank", name=name, ranks=(0,), slower=delay) for name, delay in delays.items()]
+
+    def save(gone: list[SlowPart]) -> float:
+        """The slowest that is left decides."""
+        return 0.3 - max([delay for name, delay in delays.items() if name not in {one.name for one in gone}] or [0.0])
+
+    assert {one.name for one in _drop_harmless(parts, save)} == {"rank 1", "rank 2"}
+
+
+def test_uneven_work_is_named_if_another_rank_is_slow_each_time(tmp_path: Path) -> None:
+    for noise, is_named in ((0.3, True), (0.001, False)):
+        directory = tmp_path / str(noise)
+        directory.mkdir()
+        document = describe_fleet(TraceView(job=read_ranks(build_fleet(directory, {}, noise=noise))))
+        (without,) = [one for one in document.findings if one.kind == "without-stragglers"]
+        saved, if_equal = (float(without.values[name] or 0) for name in ("saved", "if_equal"))
+        assert (if_equal - saved > 0.05) == is_named
+        assert ("uneven" in without.text) == is_named

@@ -9,9 +9,9 @@ equal. No common clock is needed.
 
 Usual is the median over the ranks that run the same collectives (kinds and sizes). A rank is slow if its own time is
 longer by more than `DEVIATIONS` robust standard deviations of all ranks, and by `LEAST_SLOW`, in the median over steps:
-a single slow step is not a straggler. If most ranks of a stage, a rail (the same place on every host) or a host are
-slow, it is that which is slow. Stages of a pipeline do different things: one is long if it computes for `LEAST_LONG`
-more than the mean of all, and without it every stage takes the mean.
+a single slow step is no straggler, nor is what costs nothing without the others. If most ranks of a stage, a rail (the
+same place on every host) or a host are slow, it is that which is slow. Stages of a pipeline do different things: one is
+long if it computes for `LEAST_LONG` more than the mean of all, and without it every stage takes the mean.
 
 A slow link lengthens the transfers of every group that uses it: ranks whose groups are all slow have it. With only one
 kind of group, the group is named.
@@ -36,16 +36,13 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 DEVIATIONS = 6.0
-LEAST_SLOW = 0.03
-"""Of the own time; less is not worth a word."""
+LEAST_SLOW = 0.03  # of the own time; less is not worth a word
 LEAST_SLOW_LINK = 0.1
 LEAST_LONG, LEAST_SAVED = 0.05, 0.005
 ROUNDING_NS, ROUNDING = 100_000.0, 0.01
 """Rounded times let a collective begin this much before the end of the one it waits for, or this share of it."""
-FEWEST_ALIKE = 4
-"""Fewer ranks, or groups, have no usual time."""
-MOST_OF_UNIT = 0.75
-"""A host, rail or stage is slow if this share of its ranks is."""
+FEWEST_ALIKE = 4  # fewer ranks, or groups, have no usual time
+MOST_OF_UNIT = 0.75  # a host, rail or stage is slow if this share of its ranks is
 PIPELINE = re.compile(r"pipeline|(^|[^a-z])pp([^a-z]|$)", re.IGNORECASE)
 NONE = -1
 
@@ -55,10 +52,8 @@ class Place:
     """Where a rank runs."""
 
     host: str = ""
-    rail: int | None = None
-    """Its place among the ranks of the host."""
-    stage: int | None = None
-    """Its place in its pipeline group."""
+    rail: int | None = None  # its place among the ranks of the host
+    stage: int | None = None  # its place in its pipeline group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +66,7 @@ class SlowPart:
     ranks: tuple[int, ...]
     slower: float
     """Its own time, or its transfers, over the usual, minus 1."""
-    saved: float = 0.0
-    """The share of the job's time without it."""
+    saved: float = 0.0  # the share of the job's time without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +75,7 @@ class Alike:
 
     name: str
     ranks: tuple[int, ...]
-    own_ns: float
-    """Per step, the median over ranks."""
+    own_ns: float  # per step, the median over ranks
     waiting_ns: float
 
 
@@ -119,8 +112,7 @@ class Replay:
     step: NDArray[np.int64]
     start: Floats
     duration: Floats
-    groups: Places
-    """The number of the group, by row."""
+    groups: Places  # the number of the group, by row
     index: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """The place in the rank's list, sorted by what is done."""
     role: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -171,7 +163,7 @@ def inspect_fleet(job: JobTrace) -> Fleet | None:
         return max(0.0, 1 - replay.run(own, tail) / span) if span > 0 else 0.0
 
     found = [*own_found, *links, *(one for one in find_long_stage(replay, places, scale) if save([one]) > LEAST_SLOW)]
-    found = found if save(found) > LEAST_SAVED else []
+    found = _drop_harmless(found, save)
     stragglers = sorted((replace(one, saved=save([one])) for one in found), key=lambda one: -one.saved)
     return Fleet(
         places=places,
@@ -182,6 +174,15 @@ def inspect_fleet(job: JobTrace) -> Fleet | None:
         saved_if_equal=max(0.0, 1 - replay.run(usual_own * scale, usual_tail) / span) if span > 0 else 0.0,
         lateness=_list_lateness(replay),
     )
+
+
+def _drop_harmless(found: list[SlowPart], save: Callable[[list[SlowPart]], float]) -> list[SlowPart]:
+    """Without those that cost less than `LEAST_SAVED` once the others are gone."""
+    kept = sorted(found, key=lambda one: one.slower)
+    for one in list(kept):
+        rest = [other for other in kept if other is not one]
+        kept = rest if save(kept) - save(rest) < LEAST_SAVED else kept
+    return kept
 
 
 def build_replay(groups: Sequence[MatchedGroup], ranks: Mapping[int, RankTrace]) -> Replay:
@@ -362,10 +363,9 @@ def find_slow_links(replay: Replay, members: Sequence[tuple[int, ...]], places: 
         one = f"rank {suspects[0]}" if len(suspects) == 1 else f"host {min(hosts)}" if len(hosts) == 1 else ""
         name = f"link of {one}" if one else f"links of ranks {', '.join(map(str, suspects[:8]))}"
         return [SlowPart(kind="link", name=name, ranks=tuple(suspects), slower=slower)]
-    return [
-        SlowPart(kind="group", name=f"group of ranks {_shorten(members[n])}", ranks=members[n], slower=score)
-        for n, score in slow.items()
-    ]
+    slowest = {members[n]: score for n, score in sorted(slow.items(), key=lambda item: item[1])}  # both ways of a pair
+    return [SlowPart(kind="group", name=f"group of ranks {_shorten(ranks)}", ranks=ranks, slower=score)
+            for ranks, score in slowest.items()]  # fmt: skip
 
 
 def _shorten(ranks: Sequence[int]) -> str:

@@ -27,6 +27,8 @@ WITHOUT = FindingKind("without-stragglers", "The time of the job without its str
 MOST_LINES, MOST_COLUMNS = 128, 60
 """Of the heat map."""
 CELL_HEIGHT = 6
+LEAST_UNEVEN = 0.05
+"""What the job must save without any delay, beyond its stragglers', for uneven work to be named."""
 MOST_NAMED = 5
 QUESTION = "Which ranks slow the job down, and how fast would it be without them?"
 
@@ -54,8 +56,8 @@ def summarise_fleet(fleet: Fleet, num_steps: int) -> Iterator[Finding]:
     for one in fleet.stragglers[:MOST_NAMED]:
         what = "Transfers through" if one.kind == "link" else "Transfers in" if one.kind == "group" else ""
         text = f"{what} the {one.name} take" if what else f"{one.name[0].upper()}{one.name[1:]} takes"
-        own = "than usual" if what else "than usual of its own time between collectives"
-        without = "without it"
+        own = "than usual" if what else "than usual between collectives"
+        without = "without this delay"
         if one.kind == "long stage":
             text, own = f"S{one.name[1:]} computes", "than the mean of all stages"
             without = "with layers spread evenly"
@@ -73,9 +75,12 @@ def summarise_fleet(fleet: Fleet, num_steps: int) -> Iterator[Finding]:
     per_step = f" ({format_seconds(fleet.span_ns * NS / num_steps)} per step)" if num_steps else ""
     without = f"Without {format_count(len(fleet.stragglers), 'straggler')}, the replayed job{per_step} takes"
     text = f"{without} {format_share(fleet.saved)} less. " if fleet.stragglers else ""
+    is_uneven = fleet.saved_if_equal - fleet.saved > LEAST_UNEVEN
+    why = ": which ranks are slow changes from collective to collective, as with batches of uneven length"
     yield WITHOUT(
         "",
-        f"{text}With usual times of all ranks and transfers it would take {format_share(fleet.saved_if_equal)} less.",
+        f"{text}With usual times of all ranks and transfers it would take {format_share(fleet.saved_if_equal)} less"
+        f"{why if is_uneven else ''}.",
         saved=fleet.saved,
         if_equal=fleet.saved_if_equal,
     )
