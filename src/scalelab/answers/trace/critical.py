@@ -99,14 +99,14 @@ def list_what_ifs(timing: StepTiming, step: CriticalStep) -> Iterator[RetimedSte
     pieces = step.sum_by_piece()
     changes: dict[str, Callable[[EdgeLabel], bool]] = {}
     if pieces.get(StepPiece.TRANSFER):
-        changes["communication takes no time"] = partial(_is_piece, (StepPiece.TRANSFER,))
+        changes["communication took no time"] = partial(_is_piece, (StepPiece.TRANSFER,))
     if pieces.get(StepPiece.HOST) or pieces.get(StepPiece.LAUNCH):
-        changes["the host launches in no time"] = partial(_is_piece, (StepPiece.HOST, StepPiece.LAUNCH))
+        changes["the host launched in no time"] = partial(_is_piece, (StepPiece.HOST, StepPiece.LAUNCH))
     if pieces.get(StepPiece.COPY):
-        changes["copies take no time"] = partial(_is_piece, (StepPiece.COPY,))
+        changes["copies took no time"] = partial(_is_piece, (StepPiece.COPY,))
     names = [one for one, _ in step.sum_by_name()[:MOST_NAMES]]
     for one, short in zip(names, shorten_names([one.name for one in names]), strict=True):
-        changes[f"{short} takes no time"] = partial(_is_name, one.piece, one.name)
+        changes[f"{short} took no time"] = partial(_is_name, one.piece, one.name)
     for change, is_free in changes.items():
         yield RetimedStep(change, timing.measure_without(is_free))
 
@@ -191,10 +191,12 @@ def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
     saved = max(0.0, 1 - best.span_ns / step.span_ns) if best is not None else None
     share = min(1.0, total / step.span_ns)
     which = "the trace" if step.step is None else f"step {step.step}"
-    without = f"; if {best.change}, it is {format_share(saved)} shorter" if best and saved else ""
+    without = f"; if {best.change}, it would be {format_share(saved)} shorter" if best and saved else ""
     alone = 1 - step.without_main_ns / step.span_ns if step.without_main_ns is not None else share
     if alone < FEWEST_SAVED * share:
-        without = f", but other chains are nearly as long: without it, the step is only {format_share(alone)} shorter"
+        without = (
+            f", but other chains are nearly as long: without it, the step would be only {format_share(alone)} shorter"
+        )
     yield CRITICAL(
         str(piece),
         f"The critical path of {which} is {format_share(share)} {piece}{without}.",
