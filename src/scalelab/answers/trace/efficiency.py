@@ -37,6 +37,7 @@ from scalelab.trace.waiting import ALIASES
 from scalelab.trace.windows import find_edges
 from scalelab.units import format_bytes, format_quantity, format_share
 
+LEAST_UNKNOWN = 0.005
 PHASE_TIME = FindingKind(
     "phases", "Device time in forward, backward and optimizer", DETAIL, (FORWARD, BACKWARD, OPTIMIZER, UNATTRIBUTED)
 )
@@ -342,6 +343,8 @@ def summarise_efficiency(view: TraceView) -> Iterator[Finding]:
         shown = [(phase, share) for phase, share in shares.items() if share or phase != UNATTRIBUTED]
         listed = ", ".join(f"{format_share(share)} {phase}" for phase, share in shown)
         outside = " (launched outside of any operator or module)" if shares[UNATTRIBUTED] else ""
+        unknown = 1 - sum(shares.values())
+        outside += f"; the launch of {format_share(unknown)} is not recorded" if unknown > LEAST_UNKNOWN else ""
         values: dict[str, Any] = dict(shares)
         yield PHASE_TIME("", f"Of the device time, {listed}{outside}.", **values)
     yield from _summarise_utilization(view, whole)

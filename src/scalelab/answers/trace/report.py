@@ -210,9 +210,10 @@ def _summarise_idle(view: TraceView) -> Iterator[Finding]:
     if not idle:
         return
     host, kernel = (sum(getattr(lane, f"{why}_wait_ns") for lane in lanes) / idle for why in ("host", "kernel"))
+    which, total = (f"{len(lanes)} streams are", " in total") if len(lanes) > 1 else ("The stream is", "")
     yield IDLE(
         "",
-        f"Streams are idle for {format_seconds(idle * NS)} in total: {format_share(host)} host wait,"
+        f"{which} idle for {format_seconds(idle * NS)}{total}: {format_share(host)} host wait,"
         f" {format_share(kernel)} kernel wait, {format_share(1 - host - kernel)} other.",
         seconds=idle * NS,
         host_wait=host,
