@@ -260,6 +260,9 @@ def read_rank(
             raise file.error(
                 f"it is a merged trace of {num_ranks} ranks, for Perfetto: give the files it was made from"
             )
+        if file.num_unusable and not collector.num_events:
+            what = f"none of its {file.num_unusable} events has a usable time and duration"
+            raise file.error(f"{what}: if it counts nanoseconds, pass --time-unit ns")
         links = _link(collector, spool, has_device=spans.has_device)
         tables = _make_tables(collector, spans, links, file.header)
         breakdown, counted = _count(
