@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelab.answers.trace.overview import describe_fleet, format_ranks
+from scalelab.answers.trace.overview import describe_fleet, format_ranks, is_spread
 from scalelab.answers.trace.view import TraceView
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.stragglers import Fleet, SlowPart, _drop_harmless, build_replay, inspect_fleet
@@ -222,3 +222,9 @@ def test_uneven_work_is_named_if_another_rank_is_slow_each_time(tmp_path: Path) 
         saved, if_equal = (float(without.values[name] or 0) for name in ("saved", "if_equal"))
         assert (if_equal - saved > 0.05) == is_named
         assert ("uneven" in without.text) == is_named
+
+
+def test_work_is_not_uneven_if_the_same_ranks_are_late(tmp_path: Path) -> None:
+    fleet = inspect(tmp_path, {5: 1.5, 9: 1.5})
+    assert not is_spread(fleet)
+    assert is_spread(replace(fleet, lateness=[(rank, 0.0, 0.1) for rank in range(16)]))

@@ -29,6 +29,7 @@ MOST_LINES, MOST_COLUMNS = 128, 60
 CELL_HEIGHT = 6
 LEAST_UNEVEN = 0.05
 """What the job must save without any delay, beyond its stragglers', for uneven work to be named."""
+FEWEST_STEPS = 3
 MOST_NAMED = 5
 QUESTION = "Which ranks slow the job down, and how fast would it be without them?"
 
@@ -75,15 +76,24 @@ def summarise_fleet(fleet: Fleet, num_steps: int) -> Iterator[Finding]:
     per_step = f" ({format_seconds(fleet.span_ns * NS / num_steps)} per step)" if num_steps else ""
     without = f"Without {format_count(len(fleet.stragglers), 'straggler')}, the replayed job{per_step} takes"
     text = f"{without} {format_share(fleet.saved)} less. " if fleet.stragglers else ""
-    is_uneven = fleet.saved_if_equal - fleet.saved > LEAST_UNEVEN
+    is_uneven = fleet.saved_if_equal - fleet.saved > LEAST_UNEVEN and num_steps >= FEWEST_STEPS and is_spread(fleet)
     why = ": which ranks are slow changes from collective to collective, as with batches of uneven length"
     yield WITHOUT(
         "",
-        f"{text}With usual times of all ranks and transfers it would take {format_share(fleet.saved_if_equal)} less"
-        f"{why if is_uneven else ''}.",
+        f"{text}With usual times of all ranks and transfers, the job would take"
+        f" {format_share(fleet.saved_if_equal)} less{why if is_uneven else ''}.",
         saved=fleet.saved,
         if_equal=fleet.saved_if_equal,
     )
+
+
+def is_spread(fleet: Fleet) -> bool:
+    """Whether the quarter of the ranks that are late the most is late for less than half of the time of all."""
+    late: dict[int, float] = {}
+    for rank, _, seconds in fleet.lateness:
+        late[rank] = late.get(rank, 0.0) + seconds
+    ordered = sorted(late.values(), reverse=True)
+    return sum(ordered[: -(-len(ordered) // 4)]) < 0.5 * sum(ordered)
 
 
 def make_stragglers_table(fleet: Fleet) -> Table:
