@@ -42,6 +42,13 @@ def test_a_plan_is_one_screen(capsys):
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.parametrize(("num_devices", "warns"), [(128, False), (256, True)])
+def test_zero_3_over_more_replicas_than_were_checked_warns(capsys, num_devices, warns):
+    asked = ("plan", "--model", "llama3-8b", "--tensor", "1", "--pipeline", "1", "--zero", "3", "--micro-batch", "1")
+    _, document = read_tables(capsys, *asked, "--devices", str(num_devices), "--global-batch-size", "256")
+    assert ("unchecked-layout" in {one["kind"] for one in document["cautions"]}) == warns
+
+
 def test_the_worked_example_is_a_trillion_on_ten_trillion_tokens(capsys):
     asked = ("plan", "--parameters", "1T", "--tokens", "10T", "--devices", "3072", "--global-batch-size", "3072")
     sections, document = read_tables(

@@ -7,12 +7,15 @@ import pytest
 from scalelab.analysis.growth import SECONDS_PER_DAY
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
-from scalelab.predict.layouts import Asked, PlannedJob
+from scalelab.predict.layout_cost import Efficiency
+from scalelab.predict.layouts import Asked, Layout, PlannedJob
 from scalelab.predict.planning import (
     GOODPUT,
     SmallRun,
     compare_linear,
+    enclose_step,
     find_last_paying,
+    is_checked,
     make_plan,
     sum_training,
     sweep_devices,
@@ -44,6 +47,18 @@ def test_a_device_that_was_not_measured_is_known_less_well(plan):
     other = make_plan(replace(JOB, device=find_device("mi300x")), 64, num_ranked=1)
     widths = [step.high / step.low for step in (plan.best.step, other.best.step)]
     assert widths[1] > widths[0]
+
+
+def test_gathers_over_more_replicas_than_were_checked_are_known_less_well():
+    def find_width(num_devices):
+        job = replace(JOB, global_batch=num_devices)
+        step = enclose_step(job, Layout(data=num_devices, zero=3, checkpointing="full"), Efficiency())
+        return step.high / step.value
+
+    assert is_checked(Layout(data=128, zero=3))
+    assert is_checked(Layout(data=1024, zero=1))
+    assert not is_checked(Layout(data=256, zero=3))
+    assert find_width(1024) > 1.3 * find_width(128)
 
 
 def test_totals_follow_from_the_step(plan):

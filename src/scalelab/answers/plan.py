@@ -9,6 +9,7 @@ from scalelab.answers.prediction.report import PREDICTION_NOTE, draw_fan
 from scalelab.predict.footprint import CATEGORIES, FREE_SHARE, Kernels, keep_block
 from scalelab.predict.layouts import PlannedJob
 from scalelab.predict.planning import (
+    CHECKED_SHARDS,
     FOUND_ON,
     LinearRuleGap,
     PlannedLayout,
@@ -17,6 +18,7 @@ from scalelab.predict.planning import (
     TrainingPlan,
     compare_linear,
     find_last_paying,
+    is_checked,
     sum_training,
 )
 from scalelab.report.charts.axes import Axis
@@ -57,6 +59,7 @@ LINEAR_RULE = FindingKind(
     "linear-rule", "The plan beside a linear extrapolation from a small model", DETAIL, ("days", "ratio", "speed")
 )
 UNCALIBRATED = CautionKind("uncalibrated-device", "The efficiency of the device is assumed, not measured", "note")
+UNCHECKED = CautionKind("unchecked-layout", "The layout is beyond those that plans were checked on", "note")
 TIGHT_MEMORY = CautionKind("tight-memory", "The fastest layout leaves little free memory", "note", ("free_share",))
 TOO_LONG = CautionKind("too-long", "The training run would take more than a year", "note", ("days",))
 
@@ -377,23 +380,18 @@ def describe_sweep(plans: Sequence[TrainingPlan]) -> str:
 def find_cautions(plan: TrainingPlan, totals: Totals) -> Iterator[Caution]:
     device = plan.job.device
     if device.name not in FOUND_ON and device.reach == 1:
-        yield UNCALIBRATED(
-            device.name,
-            f"the efficiency of {device.name} is assumed to be that of an A100: its interval is wider",
-            "measure a model on it with `scalelab run throughput` and scale --device-peak accordingly",
-        )
+        text = f"the efficiency of {device.name} is assumed to be that of an A100: its interval is wider"
+        advice = "measure a model on it with `scalelab run throughput` and scale --device-peak accordingly"
+        yield UNCALIBRATED(device.name, text, advice)
+    if not is_checked(plan.best.layout):
+        text = f"ZeRO-3 was checked up to {CHECKED_SHARDS} replicas; DeepSpeed's on more took 1.4 to 4 times the plan"
+        advice = "pass the rate that an all-gather over all nodes gets (nccl-tests) as --node-link"
+        yield UNCHECKED(plan.best.layout.words, text, advice)
     margin = max(0.0, 1 - plan.best.footprint.device_bytes / device.memory_bytes)
     if margin < 0.05:
-        yield TIGHT_MEMORY(
-            plan.best.layout.words,
-            f"the fastest layout leaves {format_share(margin)} of {format_bytes(device.memory_bytes)} free",
-            "choose a layout that needs less, or check it with `scalelab run max-batch` on the device",
-            free_share=margin,
-        )
+        text = f"the fastest layout leaves {format_share(margin)} of {format_bytes(device.memory_bytes)} free"
+        advice = "choose a layout that needs less, or check it with `scalelab run max-batch` on the device"
+        yield TIGHT_MEMORY(plan.best.layout.words, text, advice, free_share=margin)
     if totals.days.value > MANY_DAYS:
-        yield TOO_LONG(
-            "",
-            f"{format_quantity('number', totals.days.value)} days is more than a year",
-            "try more devices (--sweep-devices) or fewer tokens",
-            days=totals.days,
-        )
+        text = f"{format_quantity('number', totals.days.value)} days is more than a year"
+        yield TOO_LONG("", text, "try more devices (--sweep-devices) or fewer tokens", days=totals.days)
