@@ -246,3 +246,13 @@ def test_a_barrier_is_not_said_to_lack_a_size(tmp_path: Path) -> None:
     builder = TraceBuilder().collective("barrier", 0, 5).collective("allreduce", 10, 5, dtype="?")
     notes = find_table(describe_traces(view_traces(tmp_path, builder)), "Collectives by kind").notes
     assert [note for note in notes if "unknown" in note] == ["size unknown: 1 of 1 all_reduce"]
+
+
+def test_long_names_that_differ_in_the_middle_stay_different() -> None:
+    middles = ("cta" + "z" * 40 + "1", "cta" + "z" * 40 + "2", "warp" + "z" * 41)
+    names = [f"void split_embedding_backward_{'x' * 40}kernel_{middle}{'y' * 60}(float, long)" for middle in middles]
+    short = shorten_names([*names, "gemm"])
+    assert short[3] == "gemm"
+    assert "warp" in short[2]
+    assert len(set(short)) == 4
+    assert all(len(one) <= LONGEST_NAME for one in short)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from scalelab.answers.trace.charts import Timeline, TimelineCounter
@@ -170,11 +172,13 @@ def add_operators(view: TraceView) -> list[OperatorTime]:
 def shorten_names(names: Sequence[str], longest: int = LONGEST_NAME) -> list[str]:
     """Names that fit a table, without arguments; different names stay different where possible."""
     short = {name: _shorten(name, longest) for name in names}
-    taken = list(short.values())
-    return [
-        short[name] if len(name) <= longest or taken.count(short[name]) == 1 else _cut_middle(name, longest)
-        for name in names
-    ]
+    for cut in (_cut_middle, _show_difference, _show_difference):  # each tells more of them apart
+        for text, count in Counter(short.values()).items():
+            alike = [name for name in short if short[name] == text and len(name) > longest] if count > 1 else []
+            same = takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False))
+            num_same = sum(1 for _ in same)
+            short |= {name: cut(name, longest, num_same) for name in alike}
+    return [short[name] for name in names]
 
 
 def name_cells(names: Sequence[str], longest: int = LONGEST_NAME) -> dict[str, Cell]:
@@ -193,9 +197,16 @@ def _shorten(name: str, longest: int) -> str:
     return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
 
 
-def _cut_middle(name: str, longest: int) -> str:
+def _cut_middle(name: str, longest: int, _: int) -> str:
     head = longest // 2
     return f"{name[:head]}…{name[head + 1 - longest :]}"
+
+
+def _show_difference(name: str, longest: int, num_same: int) -> str:
+    """The begin of a name, and what follows the first letters that it shares with others."""
+    head = longest // 2
+    start = min(max(head, num_same - 4), len(name) - (longest - head - 2))
+    return f"{name[:head]}…{name[start : start + longest - head - 2]}…"
 
 
 def divide(part: float, whole: float) -> float | None:
