@@ -54,7 +54,7 @@ docs: setup
 SECONDS_MAX ?= 600
 SEED ?= 0
 mutate: setup
-	$(BIN)/python benchmarks/mutate.py --seconds $(SECONDS_MAX) --seed $(SEED)
+	$(BIN)/python benchmarks/mutate.py --mutants 60 --seconds $(SECONDS_MAX) --seed $(SEED)
 
 fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py --seconds $(SECONDS_MAX) --seed $(SEED)

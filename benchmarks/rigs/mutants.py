@@ -1,0 +1,162 @@
+"""Mutants: small, wrong edits of a module, one syntax node each, and those that change nothing that could be seen."""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """One edit: the number of the node in the tree, and which of its parts."""
+
+    path: Path
+    node: int
+    part: int
+    line: int
+    words: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(SOURCE / 'scalelab')}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text().splitlines()[self.line - 1].strip() if self.line else ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return str(self.path.relative_to(SOURCE / "scalelab")), self.text, self.words
+
+
+def list_mutants(path: Path) -> list[Mutant]:
+    """Every edit of a module; annotations and docstrings say nothing to a test."""
+    tree = ast.parse(path.read_text())
+    return [
+        Mutant(path, number, part, getattr(node, "lineno", 0), words)
+        for number, node in enumerate(walk_code(tree))
+        for part, words in list_edits(node)
+    ]
+
+
+def walk_code(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes in a fixed order, without annotations, imports, raised messages and what only mypy sees.
+
+    So a record that is frozen or takes keywords only: its decorator changes no number.
+    """
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            skipped.update(id(one) for one in ast.walk(getattr(node, name, None) or ast.Pass()))
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        is_words = isinstance(node, ast.Raise | ast.JoinedStr | ast.ImportFrom | ast.Import)
+        is_record = isinstance(node, ast.Call) and ast.unparse(node.func) in ("dataclass", "dataclasses.dataclass")
+        if is_typing or is_words or is_record:
+            skipped.update(id(one) for one in ast.walk(node))
+    yield from (node for node in ast.walk(tree) if id(node) not in skipped)
+
+
+def list_edits(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The edits of one node, by number, in words."""
+    if isinstance(node, ast.BinOp) and any(map(is_text, (node.left, node.right))):
+        return
+    if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in SWAPS:
+        yield 0, f"{type(node.op).__name__} -> {SWAPS[type(node.op)].__name__}"
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+        yield 0, f"{type(node.ops[0]).__name__} -> {SWAPS[type(node.ops[0])].__name__}"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        yield 0, f"without {type(node.op).__name__}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield 0, f"{node.value} -> {not node.value}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield 0, f"{node.value} -> {node.value + 1}"
+        if node.value:
+            yield 1, f"{node.value} -> {node.value * 1.5}"
+    elif isinstance(node, ast.IfExp):
+        yield 0, "the other branch"
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def find_function(mutant: Mutant) -> int | None:
+    """The first line of the innermost function whose body has the edit; None: of a module or class."""
+    tree = ast.parse(mutant.path.read_text())
+    target = next(node for number, node in enumerate(walk_code(tree)) if number == mutant.node)
+    found = None
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and any(
+            target is node for part in function.body for node in ast.walk(part)
+        ):
+            found = min(line.lineno for line in (function, *function.decorator_list))
+    return found
+
+
+class Editor(ast.NodeTransformer):
+    """Applies one edit."""
+
+    def __init__(self, target: ast.AST, part: int) -> None:
+        self._target, self._part = target, part
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if node is not self._target:
+            return self.generic_visit(node)
+        match node:
+            case ast.BinOp() | ast.BoolOp() | ast.AugAssign():
+                node.op = SWAPS[type(node.op)]()  # type: ignore[assignment]
+            case ast.Compare():
+                node.ops[0] = SWAPS[type(node.ops[0])]()  # type: ignore[call-overload]
+            case ast.UnaryOp():
+                return node.operand
+            case ast.Constant(value=bool() as value):
+                node.value = not value
+            case ast.Constant(value=int() | float() as value):
+                node.value = value * 1.5 if self._part else value + 1
+            case ast.IfExp():
+                node.body, node.orelse = node.orelse, node.body
+        return node
+
+
+def compile_mutant(mutant: Mutant) -> ast.Module:
+    tree = ast.parse(mutant.path.read_text())
+    target = next(node for number, node in enumerate(walk_code(tree)) if number == mutant.node)
+    edited = Editor(target, mutant.part).visit(tree)
+    assert isinstance(edited, ast.Module)
+    return ast.fix_missing_locations(edited)
+
+
+class EditedImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a process the edited module in place of the file."""
+
+    def __init__(self, name: str, mutant: Mutant) -> None:
+        self._name, self._mutant = name, mutant
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+        if name != self._name:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, origin=str(self._mutant.path))
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = str(self._mutant.path)
+        exec(compile(compile_mutant(self._mutant), str(self._mutant.path), "exec"), module.__dict__)
+
+
+def name_module(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+EXPLAINED: dict[tuple[str, str, str], str] = {}
+"""Equivalent mutants: (module, its line, the edit) -> why no test can notice."""
