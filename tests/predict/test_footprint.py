@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from scalelab.predict.devices import find_device
-from scalelab.predict.footprint import CATEGORIES, Footprint, Kernels, find_footprint, is_possible, keep_block
+from scalelab.predict.footprint import (
+    CATEGORIES,
+    Footprint,
+    Kernels,
+    _count_in_flight,
+    _keep_edges,
+    find_footprint,
+    gather_units,
+    is_possible,
+    keep_block,
+)
 from scalelab.predict.layouts import Layout, PlannedJob
 from scalelab.predict.transformer_shape import GPT2_LARGE, GPT2_SMALL, LLAMA3_8B, LLAMA3_405B, MIXTRAL_8X7B, Transformer
 
@@ -218,3 +228,98 @@ def test_expert_parallelism_divides_what_a_rank_holds_of_its_experts():
     assert alone["parameters"] - spread["parameters"] == pytest.approx(2 * routed * 7 / 8)
     assert alone["optimizer"] == pytest.approx(spread["optimizer"])  # ZeRO-1 has as many shards of it either way
     assert alone["activations"] == spread["activations"]
+
+
+TINY = replace(LARGE, model=Transformer(num_layers=2, width=8, num_heads=2, vocabulary=16, sequence=4), global_batch=8)
+ONE = 4 * 8 * 2
+"""Bytes of a tiny activation: 4 tokens of width 8 in 16 bits."""
+STATISTICS = 2 * 2 * 4 * 4 + 4 * 2 * 4
+"""Two norms with mean and deviation of every token, and attention's sums by head, in 32 bits."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernels", "kept"),
+    [
+        ({}, Kernels(), 4 * ONE + 4 * ONE + 2 * 4 * ONE + STATISTICS),
+        ({}, Kernels(has_fused_gelu=False), 4 * ONE + 4 * ONE + 5 * 4 * ONE + STATISTICS),
+        ({}, Kernels(recomputes_pointwise=True), 2 * ONE + 4 * ONE + 4 * ONE + STATISTICS),
+        ({"dropout": 0.1}, Kernels(), (4 + 1) * ONE + 4 * ONE + 8 * ONE + STATISTICS),
+        ({"has_fused_attention": False}, Kernels(), 8 * ONE + 4 * 2 * 4 * 2 + 8 * ONE + STATISTICS),
+        ({"has_fused_attention": False, "dropout": 0.1}, Kernels(), 9 * ONE + 4 * 2 * 4 * 5 + 8 * ONE + STATISTICS),
+    ],
+    ids=["plain", "gelu in five kernels", "compiled", "dropout", "scores kept", "scores and their masks"],
+)
+def test_a_block_keeps_what_its_backward_needs(changes, kernels, kept):
+    job = replace(TINY, **changes)
+    assert keep_block(job, Layout(), kernels) == pytest.approx((kept, kept))
+
+
+def test_a_gate_and_experts_keep_what_they_add():
+    gated = replace(TINY, model=replace(TINY.model, is_gated=True))
+    assert keep_block(gated, Layout(), Kernels())[0] == 8 * ONE + 4 * 4 * ONE + STATISTICS
+    experts = replace(TINY, model=replace(TINY.model, num_experts=4, experts_per_token=2))
+    assert keep_block(experts, Layout(), Kernels())[0] == (4 + 2 * 2) * ONE + 4 * ONE + 2 * 8 * ONE + STATISTICS
+
+
+def test_ranks_that_split_a_block_keep_their_parts():
+    split = Layout(tensor=2, micro_batch=3, has_split_sequence=True)
+    norms, heads = 2 * 2 * 12 / 2 * 4, 12 * 2 / 2 * 4
+    kept = 3 * (4 * ONE / 2 + 4 * ONE / 2 + 8 * ONE / 2) + norms + heads
+    assert keep_block(TINY, split, Kernels())[0] == pytest.approx(kept)
+    whole = 3 * (4 * ONE + 4 * ONE / 2 + 8 * ONE / 2) + 2 * norms + heads
+    assert keep_block(TINY, replace(split, has_split_sequence=False), Kernels())[0] == pytest.approx(whole)
+    assert keep_block(TINY, replace(split, checkpointing="full"), Kernels())[0] == 3 * ONE / 2
+    selective = 3 * (2 * ONE / 2 + (ONE + ONE + ONE) / 2 + 4 * ONE / 2)
+    assert keep_block(TINY, replace(split, checkpointing="selective"), Kernels())[0] == selective
+
+
+def test_recomputed_attention_keeps_everything_but_its_scores():
+    plain = replace(TINY, has_fused_attention=False)
+    kept, whole = keep_block(plain, Layout(checkpointing="attention"), Kernels())
+    assert whole - kept == 4 * 2 * 4 * 2
+    assert keep_block(TINY, Layout(checkpointing="attention"), Kernels())[0] == keep_block(TINY, Layout(), Kernels())[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "has_logits", "count"),
+    [
+        (Layout(), True, 1),
+        (Layout(pipeline=4), True, 1),
+        (Layout(pipeline=4), False, 4),
+        (Layout(pipeline=4, interleave=2), False, 4 * (1 + 3 / 8)),
+        (Layout(pipeline=4, interleave=2), True, 4 * (1 + 3 / 8)),
+        (Layout(pipeline=4, micro_batch=4), False, 2),  # there are only two
+    ],
+)
+def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(layout, has_logits, count):
+    """Of 1F1B as many as stages; interleaved p(1 + (p − 1)/(p·v)) (Korthikanti et al. 2022, section 4.2.3)."""
+    assert _count_in_flight(TINY, layout, has_logits=has_logits) == pytest.approx(count)
+
+
+def test_around_the_blocks_are_a_mask_a_norm_and_the_batch():
+    job, kernels = replace(TINY, dropout=0.1), Kernels()
+    batch = 2 * 8 * 4
+    ends = {
+        (first, last): _keep_edges(job, Layout(), kernels, has_embeddings=first, has_logits=last)
+        for first in (True, False)
+        for last in (True, False)
+    }
+    mask, norm = 4 * 8 * kernels.mask_bytes, 2 * ONE
+    assert ends == {(True, True): mask + norm + batch, (True, False): mask + batch, (False, True): norm + batch,
+                    (False, False): batch}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "kernels", "gathered"),
+    [
+        (Layout(data=4, zero=1), Kernels(), (0, 0)),
+        (Layout(data=1, zero=3), Kernels(), (0, 0)),
+        (Layout(data=2, zero=2), Kernels(), (0, 100 * 2)),
+        (Layout(data=2, zero=3), Kernels(), (10 * 2, (10 + 200) * 2 + 100 * 4)),
+        (Layout(data=2, zero=3, pipeline=2), Kernels(), ((3 * 100 + 10) * 6, (3 * 100 + 10) * 6)),
+        (Layout(data=2, zero=3, tensor=2), Kernels(gathers_matrices=True), (2 * 128 * 2, 128 * 6)),
+    ],
+)
+def test_zero_gathers_what_its_stage_says(layout, kernels, gathered):
+    """Blocks of 100 parameters, 10 around them."""
+    assert gather_units(TINY, layout, kernels, 100.0, 10.0, 3) == pytest.approx(gathered)

@@ -339,3 +339,20 @@ def test_expert_parallelism_is_searched():
     found = list_layouts(MOE, 16, Asked(tensor=1, pipeline=1, zero=1, micro_batch=1, checkpointing="full"))
     assert {layout.expert for layout in found} == {1, 2, 4, 8}
     assert {layout.expert for layout in list_layouts(JOB, 16, Asked(tensor=1, pipeline=1))} == {1}
+
+
+def test_the_parts_that_are_asked_for_leave_the_rest_to_replicas():
+    found = Asked(tensor=2, pipeline=3, context=4, zero=1).complete(48)
+    assert found == Layout(tensor=2, pipeline=3, context=4, data=2, zero=1, has_split_sequence=True)
+    assert Asked(tensor=2, pipeline=3, context=4).complete(36) is None
+    assert Asked().complete(6) == Layout(data=6)
+
+
+def test_words_leave_out_what_is_not_split():
+    plain = Layout(tensor=2, data=4).words
+    assert plain == "tensor 2 · pipeline 1 · data 4 (replicas) · micro-batch 1 · no activation checkpointing"
+    rich = Layout(tensor=2, pipeline=2, interleave=3, context=2, expert=2, zero=3, data=2, has_split_sequence=True)
+    assert rich.words == (
+        "tensor 2 with sequence parallelism · pipeline 2 × 3 rounds · context 2 · expert 2 · data 2 (ZeRO-3/FSDP) ·"
+        " micro-batch 1 · no activation checkpointing"
+    )

@@ -3,7 +3,7 @@
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.predict.network_model import LinkSpeed, NetworkModel, read_link
+from scalelab.predict.network_model import LinkSpeed, NetworkModel, read_link, share_cores
 
 LINK = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
 
@@ -58,3 +58,10 @@ def test_a_link_is_read_as_it_is_typed(text, rate, latency):
 def test_a_link_that_carries_nothing_is_refused(text):
     with pytest.raises(UsageError):
         read_link(text)
+
+
+@pytest.mark.parametrize(("two_seconds", "per_byte"), [(1.5, 0.5 / 1000), (0.9, 0.0), (9.0, 1 / 500)])
+def test_what_two_ranks_take_more_is_the_core_time_of_their_bytes_up_to_the_link(two_seconds, per_byte):
+    link = LinkSpeed(latency_seconds=0.1, bytes_per_second=500.0)
+    found = share_cores(link, 2, 1.0, two_seconds, 1000.0)
+    assert (found.byte_core_seconds, found.cores, found.inside) == (pytest.approx(per_byte), 2, link)

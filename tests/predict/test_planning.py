@@ -16,6 +16,7 @@ from scalelab.predict.planning import (
     enclose_step,
     find_last_paying,
     is_checked,
+    list_obstacles,
     make_plan,
     sum_training,
     sweep_devices,
@@ -118,6 +119,18 @@ def test_the_factors_between_rule_and_plan_multiply_exactly(plan):
     totals = sum_training(plan, 1e13)
     found = compare_linear(plan, totals, SmallRun(tokens_per_second=32582.4, num_parameters=124439808), 1e13)
     assert found.linear.days.value / totals.days.value == pytest.approx(found.ratio)
+
+
+def test_usual_sizes_that_do_not_work_are_listed_with_the_reason():
+    job = PlannedJob(model=replace(GPT2_SMALL, num_heads=4), device=find_device("a100-80gb"), global_batch=128)
+    found = list_obstacles(job, 128)
+    assert set(found) == {f"tensor {size}" for size in (8, 16, 32, 64, 128)} | {
+        f"pipeline {size}" for size in (16, 32, 64, 128)
+    }
+    assert found["tensor 64"] == "4 heads cannot be split over tensor 64"
+    wide = replace(job, model=replace(job.model, width=1024, num_heads=32))
+    assert list_obstacles(wide, 16)["tensor 16"] == "exceeds the 8 devices of a node; not searched"
+    assert "tensor 8" not in list_obstacles(wide, 16)
 
 
 def test_a_rule_that_starts_from_nothing_is_refused():

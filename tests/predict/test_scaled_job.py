@@ -42,6 +42,28 @@ def test_the_parts_add_up_to_the_step():
     assert parts.straggler_seconds > 0
 
 
+def test_the_exposed_share_is_that_of_the_step():
+    (found,) = scale_out(JOB, [8], batch=64, is_weak=False)
+    parts = predict_step(JOB, 8, 8)
+    assert 0 < found.exposed.value == pytest.approx(parts.exposed_seconds / parts.seconds)
+    assert found.exposed.low <= found.exposed.value <= found.exposed.high < 1
+
+
+def test_a_link_between_nodes_leaves_the_nodes_as_they_were():
+    nodes = replace(JOB, network=NetworkModel(inside=FAST, between=SLOW, ranks_per_node=4))
+    faster = change_job(nodes, WhatIf(between=FAST)).network
+    assert (faster.between, faster.ranks_per_node) == (FAST, 4)
+    smaller = change_job(nodes, WhatIf(ranks_per_node=2)).network
+    assert (smaller.between, smaller.ranks_per_node) == (SLOW, 2)
+    cut = change_job(JOB, WhatIf(ranks_per_node=2)).network
+    assert (cut.between, cut.ranks_per_node) == (SLOW, 2)
+
+
+def test_a_line_goes_through_the_smallest_and_the_largest_batch():
+    line = fit_line_by_batch({2.0: 5.0, 1.0: 1.0, 4.0: 7.0})
+    assert (line.fixed, line.per_sample) == pytest.approx((0.0, 1.75))
+
+
 def test_one_rank_exchanges_nothing():
     parts = predict_step(replace(JOB, residual_seconds=1.0, jitter_ratio=0.5), 1, 8)
     assert (parts.exposed_seconds, parts.rest_seconds, parts.straggler_seconds) == (0, 0, 0)
@@ -81,6 +103,11 @@ def test_two_ranks_faster_than_the_model_never_run_in_less_than_no_time():
 def test_ranks_that_contradict_each_other_are_too_noisy():
     with pytest.raises(TooNoisy, match="too noisy to predict from: 2 ranks took 1"):
         settle_on_two(JOB, 0.001, 8)
+    slow = replace(JOB, network=NetworkModel(inside=SLOW.scale(bandwidth=0.01)))
+    least = predict_step(replace(slow, link_factor=0.01), 2, 8).seconds
+    assert least > 0.1  # 160 MB beside 34 ms of compute, at a hundredth of the time that they take
+    with pytest.raises(TooNoisy, match=f"their compute as measured on 1 rank takes {least * 1e3:.3g} ms"):
+        settle_on_two(slow, 0.001, 8)
 
 
 def test_noise_of_the_two_rank_step_reaches_every_size():

@@ -5,7 +5,8 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
-from scalelab.predict.table_columns import find_direction
+from scalelab.predict.table_columns import find_direction, leave_out_copies
+from scalelab.predict.table_file import read_tables, read_value
 
 
 @pytest.fixture
@@ -141,6 +142,8 @@ def test_times_of_a_batch_that_grows_are_not_those_of_one_job(tmp_path):
         ((1.0, 2.0, 1.1, 3.0), 0),  # one of them by a tenth
         ((1.21, 1.21, 1.0, 1.0), -1),
         ((1.19, 1.19, 1.0, 1.0), 0),
+        ((12.0, 12.0, 10.0, 10.0), 0),  # not more than a fifth
+        ((10.0, 10.0, 12.0, 12.0), 0),
     ],
 )
 def test_a_column_grows_or_falls_by_a_fifth_or_not_at_all(values: tuple[float, ...], direction: int) -> None:
@@ -169,3 +172,46 @@ def test_ranks_of_a_node_are_read_where_a_table_says_them(write, text, size):
 def test_a_throughput_that_does_not_grow_looks_like_one_of_a_device(write, header, last, is_doubted):
     (found,) = read_table(write(f"gpus,{header}\n1,400\n8,{last}\n"), Columns())
     assert found.series.looks_per_rank == is_doubted
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12.3k", 12300),
+        ("2 M", 2e6),
+        ("1.5b", 1.5e9),
+        ("3G", 3e9),
+        ("~4k", 4000),
+        ("7", 7),
+        ("k", None),
+        ("fast", None),
+    ],
+)
+def test_a_number_may_be_in_thousands(text, value):
+    assert read_value(text) == (value if value is None else pytest.approx(value))
+
+
+def test_rows_are_as_long_as_the_header(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text("| GPUs | img/s | note |\n|---|---|---|\n| 1 | 100 |\n| 2 | 190 | a | b |\n")
+    (table,) = read_tables(path)
+    assert table.rows == [{"GPUs": "1", "img/s": "100", "note": ""}, {"GPUs": "2", "img/s": "190", "note": "a"}]
+
+
+def test_what_cannot_be_read_says_why(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        read_tables(tmp_path)
+    (tmp_path / "table.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read: not a text file"):
+        read_tables(tmp_path / "table.bin")
+
+
+def test_two_rows_in_proportion_are_no_copy_and_three_are():
+    rows = [{"img/s": str(100 * n), "tok/s": str(900 * n)} for n in (1, 2, 3)]
+    assert leave_out_copies(rows[:2], ["img/s", "tok/s"]) == ["img/s", "tok/s"]
+    assert len(leave_out_copies(rows, ["img/s", "tok/s"])) == 1
+
+
+def test_a_part_of_the_step_is_read_where_it_is_the_only_time(write):
+    (found,) = read_table(write("gpus,forward time (s)\n1,8\n2,4\n4,2\n"), Columns())
+    assert found.series.throughput[4] / found.series.throughput[1] == pytest.approx(4)

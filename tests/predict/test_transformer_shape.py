@@ -25,6 +25,9 @@ TRILLION = Transformer(num_layers=128, width=25600, num_heads=160, vocabulary=51
         ("gpt2-large", 774_030_080),
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("gpt2-tiny", 4 * (12 * 128**2 + 13 * 128) + (512 + 64) * 128 + 2 * 128),
     ],
 )
 def test_known_models_have_their_published_parameters(name, parameters):
@@ -74,6 +77,11 @@ def test_a_chosen_shape_has_about_the_parameters_and_can_be_split(wanted):
 def test_a_trillion_has_the_published_shape():
     model = choose_shape(1e12)
     assert (model.num_layers, model.width) == (128, 25600)
+
+
+def test_a_chosen_shape_has_the_usual_vocabulary_and_context():
+    assert (choose_shape(1e9).vocabulary, choose_shape(1e9).sequence) == (51_200, 2048)
+    assert choose_shape(1_000_000).num_layers >= 2
 
 
 @pytest.mark.parametrize("wanted", [0, -1e9, float("nan"), float("inf"), 1000])

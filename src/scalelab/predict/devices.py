@@ -155,15 +155,15 @@ DEVICES: dict[str, Accelerator] = {
 
 def recognize_device(name: str, memory_bytes: int) -> Accelerator | None:
     """A device of the table by the name that its driver gives."""
-    words = name.lower().replace("-", " ")
-    if "a100" in words:
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & {"a100", "a100x"}:
         return DEVICES["a100-80gb" if memory_bytes > 60e9 else "a100-40gb"]
-    if "h100" in words and "gh" not in words:
+    if "h100" in words:
         return DEVICES["h100-pcie" if "pcie" in words else "h100-sxm"]
     if "4090" in words:
         return DEVICES["rtx-4090"]
-    for key in ("h200", "b200", "v100", "p100", "mi250x", "mi300x", "l40s", "a10", "t4"):
-        if re.search(rf"(?<![a-z0-9]){key}g?(?![a-z0-9])", words):
+    for key in ("h200", "h800", "a800", "b200", "v100", "p100", "mi250x", "mi300x", "l40s", "a10", "t4"):
+        if words & {key, f"{key}g"}:
             return DEVICES[key]
     return None
 
