@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
-from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.files import (
+    MOST_BYTES,
+    load_json,
+    read_json,
+    read_stored,
+    storage_errors,
+    write_atomically,
+    write_json,
+)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -191,3 +199,32 @@ def test_json_is_plain_text_that_any_tool_reads(tmp_path: Path) -> None:
     text = (tmp_path / "a.json").read_text(encoding="ascii")
     assert text.endswith("}\n")
     assert json.loads(text) == {"name": "é", "half": "\ud800"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_what_is_not_a_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """Archives can hold pipes, whose reader waits for ever, and links to devices that have no end."""
+    path = tmp_path / "result.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(DamagedRun, match=r"result\.json cannot be read: (it is not a regular file|Is a directory)"):
+        read_json(path)
+
+
+def test_a_file_that_no_run_could_have_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # a hole: it takes no space
+    with pytest.raises(OSError, match="it has 1073741825 bytes"):
+        read_stored(path)
+
+
+def test_deep_nesting_is_a_value_error(tmp_path: Path) -> None:
+    path = tmp_path / "tags.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        load_json(path)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDI
 BROKEN = {errno.EIO, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENXIO}
 """What a failing disk, a lost file server and `ulimit -f` give."""
 NUM_TRIES = 4
+MOST_BYTES = 2**30
+"""Of a file of a run that is read whole: the document of 10,000 trials has a hundredth of it."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -59,13 +62,34 @@ def write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
+def read_stored(path: Path) -> bytes:
+    """A file of a run, which a stranger may have sent: no pipe, which would wait, and no endless device."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if found.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, more than a file of a run may have")
+        return file.readall()
+
+
+def load_json(path: Path) -> Any:
+    """Whatever a JSON file of a run holds; `ValueError` where it holds none, or nothing that could be read."""
+    try:
+        return json.loads(read_stored(path).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file; raises `DamagedRun` naming the file when it is not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json(path)
     except FileNotFoundError:
         raise DamagedRun(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise DamagedRun(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise DamagedRun(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise DamagedRun(f"{path} is damaged: it holds a {type(data).__name__}, not an object")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scalelab.errors import DamagedRun, RunBusy
-from scalelab.records.files import read_json, storage_errors, write_json
+from scalelab.records.files import load_json, read_json, storage_errors, write_json
 
 RUNNING = "running.json"
 """Which process executes the run: pid, host and batch job."""
@@ -196,14 +196,14 @@ def read_living(file: Path) -> dict[str, Any] | None:
 def find_holder(marker: Path) -> dict[str, Any] | None:
     """The process that executes the run; None if there is none or it has ended."""
     try:
-        holder = json.loads(marker.read_text())
+        holder = load_json(marker)
         host, pid, started = holder["host"], int(holder["pid"]), holder["started"]
         if host == socket.gethostname():
             birth = holder.get("birth")
             lives = identify_process(pid) == birth if birth else _is_same_process(pid, started)
             if not lives:
                 return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return dict(holder)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scalelab.errors import DamagedRun
+from scalelab.records.files import read_stored
 from scalelab.records.observations import Fetch, Transfer
 from scalelab.records.tasks import Exchange, Read
 from scalelab.records.trial import StepKind, StepSample, TrialResult
@@ -122,7 +123,7 @@ def _split_rows(text: str) -> list[list[str]]:
 
 def _read(path: Path, checksum: str | None, count: int | None, parse: Callable[[str], list[Line]]) -> list[Line]:
     try:
-        data = path.read_bytes()
+        data = read_stored(path)
     except OSError as error:
         raise DamagedRun(f"{path} cannot be read: {error.strerror}") from error
     if checksum != sha256_of(data):
@@ -148,7 +149,7 @@ def read_partial_transfers(path: Path) -> list[Transfer]:
 
 def _read_partial(path: Path, parse: Callable[[str], list[Line]]) -> list[Line]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_stored(path).decode("utf-8")
         return parse(text[: text.rfind("\n") + 1])
     except (OSError, ValueError):
         return []

@@ -27,7 +27,7 @@ from typing import Any
 from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import RUNS_DIR as RUNS_DIR
-from scalelab.records.files import read_json, storage_errors, write_atomically, write_json
+from scalelab.records.files import read_json, read_stored, storage_errors, write_atomically, write_json
 from scalelab.records.origin import is_own, seal_run
 from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
@@ -224,7 +224,7 @@ class RunStore:
 
     def read_document_text(self) -> str | None:
         try:
-            return (self.path / "document.json").read_text(encoding="utf-8")
+            return read_stored(self.path / "document.json").decode("utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
@@ -372,7 +372,7 @@ def _claim_directory(runs_dir: Path, name: str) -> Path:
 def _creation_time(path: Path) -> str:
     """When the run was created; a damaged record sorts by the date in its name."""
     try:
-        head = (path / "run.json").read_text(encoding="utf-8")
+        head = read_stored(path / "run.json").decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return path.name
     match = re.search(r'"created_at": "([^"]+)"', head)

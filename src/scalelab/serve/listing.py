@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scalelab.checks import clean_text
 from scalelab.errors import ScalelabError, StoreError, UsageError
-from scalelab.records.files import storage_errors, write_atomically
+from scalelab.records.files import load_json, storage_errors, write_atomically
 from scalelab.records.running import RUNNING, find_holder
 from scalelab.records.store import JOBS_FILE, RunStore, find_runs, find_workload_name, glance_at_status, has_failed
 from scalelab.records.trial import Status
@@ -91,7 +91,7 @@ def describe_run(path: Path) -> RunLine:
 def read_host(path: Path) -> str:
     """The machine that a run was measured on; empty: unknown."""
     try:
-        return str(json.loads((path / "environment.json").read_bytes())["host"])
+        return str(load_json(path / "environment.json")["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -103,7 +103,7 @@ MOST_TAGS, MOST_TAG_LETTERS = 20, 40
 def read_tags(path: Path) -> tuple[str, ...]:
     """The words that people put on a run."""
     try:
-        found = json.loads((path / TAGS_FILE).read_bytes())
+        found = load_json(path / TAGS_FILE)
     except (OSError, ValueError):
         return ()
     return (
@@ -150,7 +150,7 @@ def _is_expected(store: RunStore, study: Study, name: str) -> bool:
 def find_result(path: Path) -> str:
     """The first sentence of a run's answer, or why all its trials failed; nothing while there is neither."""
     try:
-        findings = json.loads((path / "document.json").read_text(encoding="utf-8")).get("findings", [])
+        findings = load_json(path / "document.json").get("findings", [])
         texts = [(one["weight"], one["text"]) for one in findings]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # written by 0.1, or damaged: show says so
         texts = []
@@ -386,7 +386,7 @@ def estimate_left(store: RunStore, missing: Sequence[str]) -> float | None:
 def read_wall_seconds(store: RunStore, name: str) -> float | None:
     """Wall time of a trial, without reading its samples; None if unreadable."""
     try:
-        seconds = json.loads((store.trial_directory(name) / "result.json").read_bytes())["wall_seconds"]
+        seconds = load_json(store.trial_directory(name) / "result.json")["wall_seconds"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return seconds if isinstance(seconds, int | float) and seconds > 0 else None

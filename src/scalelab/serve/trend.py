@@ -19,6 +19,7 @@ import numpy as np
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import find_trend
 from scalelab.errors import ScalelabError, UsageError
+from scalelab.records.files import read_stored
 from scalelab.records.store import RunStore
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.plot import plot_lines
@@ -96,7 +97,7 @@ def find_alike(path: Path, lines: Iterable[RunLine]) -> list[RunLine]:
 def read_steps(path: Path) -> dict[str, Estimate]:
     """The step time of every row of a run's stored answer; nothing without one."""
     try:
-        answer = msgspec.json.decode((path / "document.json").read_bytes(), type=_Answer)
+        answer = msgspec.json.decode(read_stored(path / "document.json"), type=_Answer)
     except (OSError, ValueError):
         return {}
     for table in (table for section in answer.sections for table in section.tables):
