@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalelab.launch.agreement import ended_file
+from scalelab.launch.agreement import EXIT_FAILED, ended_file
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.files import read_json
 from scalelab.records.running import HELD, RANKS_VARIABLE, hold_directory, remove_leftovers
 from scalelab.records.trial import Status
-from tests.cli.commands import answer, wait_until
+from tests.cli.commands import answer, make_environment, wait_until
 from tests.worker.trials import launch, make_trial, write_workload
 
 DAEMON = """
@@ -98,3 +98,25 @@ def test_a_daemon_of_a_rank_ends_with_its_trial_and_is_named(launcher: LocalLaun
     assert read_json(ended_file(tmp_path / "trial")) == {"processes": ["sleep"]}
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert Path((tmp_path / "tempdir").read_text()).name.startswith(f"{HELD}ranks-")
+
+
+def test_a_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
+    """Its parent was killed while torch, or a library that takes longer, was being imported."""
+    (tmp_path / "torch.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(1000)\n")
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-m", "scalelab.worker.forkserver", "1"],
+        env=make_environment(PYTHONPATH=str(tmp_path)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == "loading\n"
+        server.stdin.close()
+        assert server.wait(timeout=60) == EXIT_FAILED
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()

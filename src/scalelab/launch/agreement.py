@@ -18,9 +18,11 @@ import json
 import mmap
 import os
 import re
+import select
 import shutil
 import signal
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +217,31 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
+
+
+class ParentWatch:
+    """Ends this process when its parent closes its end of a pipe: while torch is imported, nothing else looks at it.
+
+    Not by the kernel's signal, which follows the parent's thread. `stop` it before a fork: no thread survives one.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._stop_read, self._stop_write = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(pipe, 0)  # that it was closed is always reported
+        self._poll.register(self._stop_read, select.POLLIN)
+        self._pipe = pipe
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        if self._pipe in dict(self._poll.poll()):
+            os._exit(EXIT_FAILED)
+
+    def stop(self) -> None:
+        os.close(self._stop_write)
+        self._thread.join()
+        os.close(self._stop_read)
 
 
 def kill_group(pid: int) -> bool:

@@ -32,8 +32,19 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+from scalelab.launch.agreement import (
+    Assignment,
+    ParentWatch,
+    adopt_orphans,
+    die_with_parent,
+    kill_group,
+    log_file,
+    name_rank_process,
+)
+
 if __name__ == "__main__":
     gc.disable()  # until everything is imported: a fifth of that time would be a search for garbage where there is none
+    watch = ParentWatch(0)
 
 import psutil
 import torch
@@ -41,14 +52,6 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
-from scalelab.launch.agreement import (
-    Assignment,
-    adopt_orphans,
-    die_with_parent,
-    kill_group,
-    log_file,
-    name_rank_process,
-)
 from scalelab.records.running import RANKS_VARIABLE
 from scalelab.records.schema import read_trial
 from scalelab.records.strategies import STRATEGIES
@@ -128,8 +131,12 @@ class ForkServer:
             if workload in self._loaded:
                 return
             self._loaded.add(workload)
-            with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
-                load_libraries(workload)
+            watch = ParentWatch(self._requests)
+            try:
+                with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+                    load_libraries(workload)
+            finally:
+                watch.stop()
             gc.collect()
             gc.freeze()
 
@@ -238,7 +245,7 @@ def find_loopback() -> str:
     return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
-def main(events_fd: str) -> None:
+def main(events_fd: str, watch: ParentWatch) -> None:
     """Serve over the standard input and the pipe that the parent handed over."""
     adopt_orphans()
     for name in STRATEGIES:
@@ -246,8 +253,9 @@ def main(events_fd: str) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    watch.stop()
     ForkServer(0, os.fdopen(int(events_fd), "w")).serve()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], watch)
