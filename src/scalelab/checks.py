@@ -12,6 +12,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TextIO, TypeVar, cast
 
 from scalelab.errors import UsageError
@@ -123,6 +124,29 @@ class GuardedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unguarded, name)
+
+
+class ForgivingStream:
+    """Standard error: no closed terminal and no full disk may end a study whose progress it shows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def forgive_stream(stream: TextIO) -> TextIO:
+    return cast("TextIO", ForgivingStream(stream))
 
 
 def guard_stream(stream: TextIO) -> TextIO:

@@ -28,6 +28,7 @@ A message says what happened, which value, and what to do next, in one line; the
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -127,4 +128,8 @@ class TooNoisy(ScalelabError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as batch systems send it: handled like Ctrl-C."""
+    """SIGTERM, as batch systems send it, or SIGHUP, as a terminal does that is closed: handled like Ctrl-C."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.exit_code = 128 + number

@@ -98,6 +98,7 @@ def test_every_command_reads_the_file(project: Path, capsys: pytest.CaptureFixtu
         ("seed = true", "scalelab.toml: seed must be a number, got True"),
         ("options = 3", "scalelab.toml: options must be a table of the workload's options, got 3"),
         ("ranks 1", "scalelab.toml cannot be read: "),
+        ("ranks = " + "[" * 5000, "scalelab.toml cannot be read: "),
         (
             "global-batch-size = 8\nbatch-size-per-rank = 4",
             "scalelab.toml has both batch-size-per-rank and global-batch-size: leave out one of them",

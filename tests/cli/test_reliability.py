@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -23,6 +24,7 @@ from unittest import mock
 import psutil
 import pytest
 
+from scalelab.checks import forgive_stream
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.trial import Trial, TrialResult
 from tests.cli.commands import QUICK, answer, finished_trials, make_environment, start_scalelab, wait_until
@@ -163,6 +165,35 @@ def test_an_output_that_takes_nothing(fault: str, redirection: str, tmp_path: Pa
     check_row(fault, Seen(done.returncode, last_line(done.stderr)), tmp_path)
 
 
+def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m scalelab show last"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=make_environment(), capture_output=True, text=True, check=False
+    )
+    check_row("the working directory was deleted", Seen(done.returncode, last_line(done.stderr)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("libopenblas.so: failed to map segment from shared object")]
+)
+def test_too_little_memory_is_a_line(error: Exception, tmp_path: Path) -> None:
+    with mock.patch("scalelab.cli.app.run_verb", side_effect=error):
+        done = answer("list", cwd=tmp_path)
+    words = "error: not enough memory: raise ulimit -v, or choose less to read at once\n"
+    assert (done.returncode, done.stderr) == (1, words)
+    with mock.patch("scalelab.cli.app.run_verb", side_effect=ImportError("no such name")), pytest.raises(ImportError):
+        answer("list", cwd=tmp_path)
+
+
+def test_progress_that_nobody_can_read_ends_no_study() -> None:
+    gone = OSError(errno.EIO, "the terminal was closed")
+    stream = mock.Mock(write=mock.Mock(side_effect=gone), flush=mock.Mock(side_effect=gone), fileno=lambda: 2)
+    with contextlib.redirect_stderr(forgive_stream(stream)):
+        print("trial 1 of 9", file=sys.stderr, flush=True)
+        assert (sys.stderr.write("trial 2"), sys.stderr.fileno()) == (7, 2)
+    assert (stream.write.call_count, stream.flush.call_count) == (3, 1)
+
+
 def test_ctrl_c_while_python_starts(tmp_path: Path) -> None:
     """From the first line of ours on; what Python itself prints before that is not in our hands."""
     script = "import os, signal; import scalelab.__main__ as m; import builtins; real = builtins.__import__\n"
@@ -219,6 +250,14 @@ def test_a_second_ctrl_c_does_not_cut_the_first_one_short(tmp_path: Path) -> Non
         time.sleep(pause)
     command.send_signal(signal.SIGINT)
     check_row("Ctrl-C, again after 20 ms and 300 ms", see_end(command, family, tmp_path), tmp_path)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    command, family = start_and_wait(tmp_path)
+    command.send_signal(signal.SIGHUP)
+    check_row("the terminal is closed (SIGHUP)", see_end(command, family, tmp_path), tmp_path)
 
 
 @pytest.mark.ranks

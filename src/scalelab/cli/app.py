@@ -4,7 +4,7 @@ Exit codes:
 
     0  ok                        3    some trials failed; the rest is kept and reported
     1  an error with a name      124  a time limit passed
-    2  usage                     130  interrupted; 143 by SIGTERM
+    2  usage                     130  interrupted; 143 by SIGTERM, 129 by SIGHUP
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 
 from scalelab import __version__
-from scalelab.checks import guard_stream
+from scalelab.checks import forgive_stream, guard_stream
 from scalelab.cli.patience import say_if_slow
 from scalelab.errors import ScalelabError, Terminated, UnknownName, UsageError
 
@@ -64,6 +64,8 @@ SILENT = ("init", "list", "show", "report", "compare", "export", "predict", "pla
 """Verbs that print nothing until they answer; the others show their progress."""
 
 CLEANING_SECONDS = 15.0
+UNMAPPED = "failed to map segment"
+"""What the loader of shared libraries says where `ulimit -v` leaves no room for one."""
 
 EPILOGUE = """\
 First steps:
@@ -80,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with (
         catch_signals(stays=args is None),
         redirect_stdout(guard_stream(sys.stdout)),
-        redirect_stderr(guard_stream(sys.stderr)),
+        redirect_stderr(guard_stream(forgive_stream(sys.stderr))),
     ):
         code = run_caught(arguments)
         if is_closed and not code and sys.stdout.buffer.tell():
@@ -106,9 +108,10 @@ def fill_standard_streams() -> bool:
 
 @contextmanager
 def catch_signals(*, stays: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM interrupt once: those that follow while the command cleans up are part of the first.
+    """Ctrl-C, SIGTERM and SIGHUP interrupt once: those that follow while the command cleans up are part of the first.
 
-    Cleaning up takes at most ten seconds. `stays`: this process ends afterwards, and nothing may interrupt that.
+    What is ignored stays so, as SIGHUP under nohup. Cleaning up takes at most ten seconds. `stays`: this process ends
+    afterwards, and nothing may interrupt that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -119,9 +122,11 @@ def catch_signals(*, stays: bool) -> Iterator[None]:
         now = time.monotonic()
         if not came or now - came[-1] > CLEANING_SECONDS:
             came.append(now)
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    caught = [signal.SIGINT, signal.SIGTERM]
+    caught += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else []
+    previous = {number: signal.signal(number, interrupt) for number in caught}
     try:
         yield
     finally:
@@ -139,16 +144,32 @@ def run_caught(arguments: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt as interruption:
         print("interrupted", file=sys.stderr)  # noqa: T201
-        return 143 if isinstance(interruption, Terminated) else 130
+        return interruption.exit_code if isinstance(interruption, Terminated) else 130
     except BrokenPipeError:
         leave_quietly()
         return 0
     except OSError as error:
         leave_quietly()
-        place = f"{error.filename}: " if error.filename else "cannot write the output: "
-        report_error(f"{place}{error.strerror or error}")
+        report_error(describe_failed_call(error))
+        return 1
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and UNMAPPED not in str(error):
+            raise
+        report_error("not enough memory: raise ulimit -v, or choose less to read at once")
         return 1
     return code
+
+
+def describe_failed_call(error: OSError) -> str:
+    """What the system refused; without a name it was the output, or where the command was started."""
+    reason = error.strerror or str(error)
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is not needed for anything else
+    except FileNotFoundError:
+        return "the working directory was deleted: change to another and try again"
+    return f"cannot write the output: {reason}"
 
 
 def leave_quietly() -> None:
@@ -221,7 +242,6 @@ def print_help() -> None:
 
 def report_error(error: ScalelabError | str) -> None:
     """The user's own traceback, if there is one, then the error in one line."""
-    with suppress(OSError):  # stderr may be full or closed too
-        for note in getattr(error, "__notes__", ()):
-            print(f"{note}\n", file=sys.stderr)  # noqa: T201
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+    for note in getattr(error, "__notes__", ()):
+        print(f"{note}\n", file=sys.stderr)  # noqa: T201
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201

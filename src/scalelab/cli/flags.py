@@ -168,7 +168,7 @@ def read_project(file: Path) -> Project:
     label = os.path.relpath(file)
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{label} cannot be read: {error}") from error
     named = {key.replace("_", "-"): value for key, value in values.items()}
     for key, value in named.items():

@@ -57,7 +57,7 @@ def measure_and_report(store: RunStore, study: Study, launcher: Launcher, output
     except KeyboardInterrupt as interruption:
         message = f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}"
         print(message, file=sys.stderr)  # noqa: T201
-        return 143 if isinstance(interruption, Terminated) else 130
+        return interruption.exit_code if isinstance(interruption, Terminated) else 130
     return report_run(store, study, document, output)
 
 

@@ -138,7 +138,7 @@ def wait_and_report(
         raise error from None
     except KeyboardInterrupt as interruption:
         say(f"Interrupted; results so far are kept  ·  scalelab resume {refer_to(store)}")
-        return 143 if isinstance(interruption, Terminated) else 130
+        return interruption.exit_code if isinstance(interruption, Terminated) else 130
     return report_end(RunStore.open(store.path), study, record, job, state, output)
 
 

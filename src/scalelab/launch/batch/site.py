@@ -130,7 +130,7 @@ def read_site(path: Path) -> Site:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--site {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--site {path} is not valid TOML: {error}") from None
     known = {field.name: field for field in dataclasses.fields(Site)}
     for key, value in values.items():
