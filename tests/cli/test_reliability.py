@@ -205,11 +205,31 @@ def test_ctrl_c_while_python_starts(tmp_path: Path) -> None:
     check_row("Ctrl-C while the command is imported", Seen(done.returncode, last_line(done.stderr)), tmp_path)
 
 
-def test_sigterm_while_a_pdf_is_written(tmp_path: Path) -> None:
+def unpack_run(place: Path) -> Path:
     golden = Path(__file__).parents[1] / "golden" / "runs" / "batch-size.tar.gz"
     with tarfile.open(golden) as archive:
-        archive.extractall(tmp_path, filter="data")
-    run = next(tmp_path.rglob("run.json")).parent
+        archive.extractall(place, filter="data")
+    return next(place.rglob("run.json")).parent
+
+
+def test_a_run_with_a_pipe_for_a_result(tmp_path: Path) -> None:
+    """Every verb that looks at results gets by; none waits for a writer. Its workload is a device without an end."""
+    run = unpack_run(tmp_path)
+    result = next(run.glob("trials/*/result.json"))
+    result.unlink()
+    os.mkfifo(result)
+    record = run / "run.json"
+    record.write_text(record.read_text().replace('"workload": "gpt2"', '"workload": "/dev/zero:build"'))
+    for verb in (("list", "--runs-dir", run.parent), ("show", run), ("show", run, "--refresh")):
+        assert answer(*verb, cwd=tmp_path).returncode in (0, 1)
+    assert answer("resume", run, cwd=tmp_path).returncode == 2  # made elsewhere: it asks for --trust
+    done = answer("rm", run, cwd=tmp_path)
+    seen = Seen(done.returncode, last_line(done.stderr), left=str(run.name) if run.exists() else "nothing")
+    check_row("a run that somebody sent has a pipe for a result, `rm`", seen, tmp_path)
+
+
+def test_sigterm_while_a_pdf_is_written(tmp_path: Path) -> None:
+    run = unpack_run(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     command = subprocess.Popen(

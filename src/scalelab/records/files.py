@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -62,7 +63,8 @@ def write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
-def read_stored(path: Path) -> bytes:
+@contextmanager
+def open_stored(path: Path) -> Iterator[io.FileIO]:
     """A file of a run, which a stranger may have sent: no pipe, which would wait, and no endless device."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
@@ -70,6 +72,11 @@ def read_stored(path: Path) -> bytes:
             raise OSError(errno.EINVAL, "it is not a regular file")
         if found.st_size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, more than a file of a run may have")
+        yield file
+
+
+def read_stored(path: Path) -> bytes:
+    with open_stored(path) as file:
         return file.readall()
 
 

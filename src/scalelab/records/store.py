@@ -27,7 +27,7 @@ from typing import Any
 from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import RUNS_DIR as RUNS_DIR
-from scalelab.records.files import read_json, read_stored, storage_errors, write_atomically, write_json
+from scalelab.records.files import open_stored, read_json, read_stored, storage_errors, write_atomically, write_json
 from scalelab.records.origin import is_own, seal_run
 from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
@@ -270,7 +270,7 @@ def without_collector() -> Iterator[None]:
 def glance_at_status(file: Path) -> str | None:
     """The status in the first bytes of a result; None: there is no result."""
     try:
-        with file.open("rb", buffering=0) as stream:
+        with open_stored(file) as stream:
             head = stream.read(GLANCE_BYTES)
             found = STATUS.search(head) or STATUS.search(head + stream.read())
     except OSError:
@@ -281,7 +281,7 @@ def glance_at_status(file: Path) -> str | None:
 def hash_workload(workload: str) -> str | None:
     """The checksum of the user's own file; None for a built-in workload or a missing file."""
     try:
-        return sha256_of(Path(workload.rpartition(":")[0]).read_bytes()) if ":" in workload else None
+        return sha256_of(read_stored(Path(workload.rpartition(":")[0]))) if ":" in workload else None
     except OSError:
         return None
 
