@@ -275,7 +275,11 @@ def test_a_second_ctrl_c_does_not_cut_the_first_one_short(tmp_path: Path) -> Non
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
-    command, family = start_and_wait(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would start commands that ignore it
+    try:
+        command, family = start_and_wait(tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     command.send_signal(signal.SIGHUP)
     check_row("the terminal is closed (SIGHUP)", see_end(command, family, tmp_path), tmp_path)
 

@@ -9,7 +9,7 @@ from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel, fill_buckets
 from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
 from scalelab.predict.split_step import PerSampleCost, fit_line_by_batch
-from scalelab.predict.what_if import WhatIf, change_job, fit_need
+from scalelab.predict.what_if import WhatIf, change_job, find_width, fit_need
 
 FAST = LinkSpeed(latency_seconds=0, bytes_per_second=1e15)
 SLOW = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
@@ -62,6 +62,15 @@ def test_a_link_between_nodes_leaves_the_nodes_as_they_were():
 def test_a_line_goes_through_the_smallest_and_the_largest_batch():
     line = fit_line_by_batch({2.0: 5.0, 1.0: 1.0, 4.0: 7.0})
     assert (line.fixed, line.per_sample) == pytest.approx((0.0, 1.75))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "width"),
+    [("float32", "float16", 0.5), ("bfloat16", "float32", 2), ("float16", "bfloat16", 1), ("float64", "float8", 0.25),
+     ("float32", "tf32", 1), ("bfloat16", None, 1)],
+)  # fmt: skip
+def test_another_data_type_changes_the_bytes_of_a_number(before, after, width):
+    assert find_width(replace(JOB, dtype=before), WhatIf(dtype=after)) == width
 
 
 def test_one_rank_exchanges_nothing():

@@ -1,11 +1,13 @@
 """Anybody's table as series."""
 
+from pathlib import Path
+
 import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
-from scalelab.predict.table_columns import find_direction, leave_out_copies
+from scalelab.predict.table_columns import choose_values, find_direction, leave_out_copies, make_long
 from scalelab.predict.table_file import read_tables, read_value
 
 
@@ -215,3 +217,32 @@ def test_two_rows_in_proportion_are_no_copy_and_three_are():
 def test_a_part_of_the_step_is_read_where_it_is_the_only_time(write):
     (found,) = read_table(write("gpus,forward time (s)\n1,8\n2,4\n4,2\n"), Columns())
     assert found.series.throughput[4] / found.series.throughput[1] == pytest.approx(4)
+
+
+def test_rows_that_end_in_empty_cells_lose_them_and_others_are_refused(write):
+    (table,) = read_tables(write("gpus,img/s,\n1,100,,\n2,190,,,\n4,\n"))
+    assert table.rows == [{"gpus": "1", "img/s": "100"}, {"gpus": "2", "img/s": "190"}, {"gpus": "4", "img/s": ""}]
+    with pytest.raises(UsageError, match="line 2: 3 fields for 2 columns"):
+        read_tables(write("gpus,img/s\n1,100,7\n"))
+
+
+def test_headers_that_are_rank_counts_become_rows_from_one_rank_on():
+    wide = [{"model": "a", "1": "100", "2": "190"}]
+    assert make_long(wide, "img/s") == [
+        {"ranks": "1", "model": "a", "img/s": "100"}, {"ranks": "2", "model": "a", "img/s": "190"}
+    ]  # fmt: skip
+    for headers in (("0", "2"), ("1", "01"), ("1",)):  # no ranks; the same twice; only one
+        rows = [dict.fromkeys(headers, "5")]
+        assert make_long(rows, "img/s") is rows
+
+
+def test_a_number_that_moves_counts_unless_its_name_says_what_it_is():
+    rows = [{"gpus": str(n), "result": str(100 * n), "memory": str(10 * n)} for n in (1, 2, 4)]
+    assert choose_values(Path("table.csv"), rows, "gpus") == ["result"]
+    with pytest.raises(UsageError, match="none of gpus, memory looks like the measured value"):
+        choose_values(Path("table.csv"), [{"gpus": row["gpus"], "memory": row["memory"]} for row in rows], "gpus")
+
+
+def test_a_missing_count_does_not_hide_the_column_of_ranks(write):
+    (found,) = read_table(write("gpus,ranks note,img/s\n1,a,100\n2,b,190\n-,c,-\n4,d,370\n"), Columns())
+    assert found.series.throughput == {1: 100, 2: 190, 4: 370}
