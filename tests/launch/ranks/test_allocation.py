@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import Allocation, find_allocation
+from scalelab.launch.ranks.allocation import HEADER, Allocation, find_allocation, read_apinfo
+from tests.launch.ranks.launches import write_apinfo
 
 
 def test_without_a_batch_system_there_is_none() -> None:
@@ -52,3 +53,15 @@ def test_lsf_puts_the_node_of_the_script_first(hosts: str, num_nodes: int, first
     found = find_allocation({"LSB_JOBID": "4", "LSB_MCPU_HOSTS": hosts})
     assert found is not None
     assert (found.num_nodes, found.first_node, found.cores_per_node) == (num_nodes, first, cores)
+
+
+def test_a_table_of_ranks_cannot_begin_in_the_header_that_places_it(tmp_path: Path) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0), (0, 1)])
+    assert read_apinfo(file) == [(0, 0), (1, 0), (0, 1)]
+    data = file.read_bytes()
+    fields = list(HEADER.unpack_from(data))
+    fields[9] = 0
+    file.write_bytes(HEADER.pack(*fields) + data[HEADER.size :])
+    assert read_apinfo(file) is None
+    file.write_bytes(data[:-1])
+    assert read_apinfo(file) is None

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.discovery import Membership, find_membership, list_claims
+from scalelab.launch.ranks.claims import Claim, read_horovod
+from scalelab.launch.ranks.discovery import Membership, _complete, _refuse_alone, find_membership, list_claims
 from scalelab.launch.ranks.mpi import guess_local_rank
 from tests.launch.ranks.launches import (
     LAUNCHERS,
@@ -407,3 +408,47 @@ def test_two_torchruns_with_the_same_port_have_different_names() -> None:
         return found.launch
 
     assert name("none_a", 0) == name("none_a", 1) != name("none_b", 1)
+
+
+def test_on_the_only_node_a_rank_is_its_local_rank() -> None:
+    claim = Claim(source="PMI", rank=2, num_ranks=4, num_nodes=1, variables=("PMI_RANK",))
+    done = _complete(claim)
+    assert (done.local_rank, done.num_local_ranks, done.num_nodes, done.node) == (2, 4, 1, 0)
+
+
+def test_a_task_of_unknown_number_around_the_only_rank_is_taken_for_the_only_one() -> None:
+    """Only a rank above 0, or more than one of them, says that there are others."""
+    only = Claim(source="PMI", rank=0, num_ranks=1, variables=("PMI_RANK",))
+    _refuse_alone(only, [Claim(source="PALS", rank=0, num_ranks=None, variables=("PALS_RANKID",))])
+    for rank, num_ranks in ((1, None), (0, 2)):
+        with pytest.raises(RankUnknown, match="PMI reports rank 0 of 1"):
+            _refuse_alone(only, [Claim(source="PALS", rank=rank, num_ranks=num_ranks, variables=("PALS_RANKID",))])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [({}, "PALS_APINFO is not set"), ({"PALS_APINFO": "/no/such"}, "PALS_APINFO='/no/such' cannot be read")],
+)
+def test_several_nodes_without_a_number_of_ranks_say_what_is_lacking(
+    more: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "nodes").write_text("x1\nx2\n")
+    variables = {"PALS_RANKID": "5", "PALS_LOCAL_SIZE": "4", "PBS_NODEFILE": str(tmp_path / "nodes")} | more
+    with pytest.raises(RankUnknown, match=words):
+        find_membership(variables)
+
+
+@pytest.mark.parametrize(("nodes", "found"), [("2", (1, 2)), ("3", (None, None)), ("0", (None, None))])
+def test_horovods_nodes_count_where_they_multiply_to_all_ranks(
+    nodes: str, found: tuple[int | None, int | None]
+) -> None:
+    variables = {
+        "HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": nodes,
+    }  # fmt: skip
+    claim = read_horovod(variables)
+    assert claim is not None
+    assert (claim.node, claim.num_nodes) == found
+    alone = read_horovod(variables | {"HOROVOD_LOCAL_SIZE": "4", "HOROVOD_CROSS_SIZE": "0"})
+    assert alone is not None
+    assert (alone.node, alone.num_nodes) == (None, None)

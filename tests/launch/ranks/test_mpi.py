@@ -111,6 +111,8 @@ def test_the_library_of_the_launcher_is_found_beside_it(tmp_path: Path, monkeypa
         (tmp_path / place / "lib").mkdir(parents=True)
         (tmp_path / place / "lib" / "libmpi.so.12").touch()
     assert find_library() == str(tmp_path / "mpich/lib")
+    ancestors[0].program = Path("/hydra_pmi_proxy")  # in a container's root: there is no directory beside its own
+    assert find_library() is None
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,10 @@ def test_what_a_process_beside_the_rank_says_of_it_is_read(
     printed: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], 0, stdout=printed, stderr="first\nMPI_Init failed\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(subprocess, "run", lambda _, **how: asked.update(how) or done)
     said = ask_mpi_aside()
+    assert (asked["capture_output"], asked["text"], asked["check"], asked["close_fds"]) == (True, True, False, False)
     assert reason in said.reason
     assert (said.rank, said.num_ranks, said.local_rank) == ((1, 2, 0) if not reason else (None, None, None))
 
