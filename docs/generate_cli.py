@@ -46,6 +46,7 @@ default workload; [Workloads](workloads.md) lists the options of every one.
 | 3 | some trials failed; the others are kept and reported. `compare --fail-if-slower`: slower |
 | 4 | `compare --fail-if-slower`: unresolved |
 | 124 | no trial completed, and the first failure was the time limit |
+| 129 | the terminal was closed (SIGHUP; not under `nohup`); results so far are kept |
 | 130 | interrupted; results so far are kept |
 | 143 | terminated by SIGTERM, as batch systems do; results so far are kept |
 

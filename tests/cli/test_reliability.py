@@ -225,7 +225,7 @@ def test_a_run_with_a_pipe_for_a_result(tmp_path: Path) -> None:
     assert answer("resume", run, cwd=tmp_path).returncode == 2  # made elsewhere: it asks for --trust
     done = answer("rm", run, cwd=tmp_path)
     seen = Seen(done.returncode, last_line(done.stderr), left=str(run.name) if run.exists() else "nothing")
-    check_row("a run that somebody sent has a pipe for a result, `rm`", seen, tmp_path)
+    check_row("a run from elsewhere has a pipe for a result, `rm`", seen, tmp_path)
 
 
 def test_sigterm_while_a_pdf_is_written(tmp_path: Path) -> None:
