@@ -56,6 +56,9 @@ def test_a_page_shows_each_picture_before_the_tables_of_its_section() -> None:
         < page.index("## Next")
         < page.index("![Time](two.svg)")
     )
+    odd = render_markdown(document, ["\udc80.svg", "é.svg"])  # any byte may be in a file's name
+    assert "(%80.svg)" in odd
+    assert "(%C3%A9.svg)" in odd
 
 
 def test_a_page_without_pictures_says_nothing_of_charts() -> None:

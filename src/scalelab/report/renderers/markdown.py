@@ -6,6 +6,7 @@ everything in it that Markdown or HTML would interpret is escaped.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
@@ -72,7 +73,7 @@ def _list_section_blocks(section: Section, pictures: Iterator[str]) -> Iterator[
 def _set_picture(chart: Chart, file: str) -> str:
     """A picture that lies beside the page; a bracket would end its name."""
     name = (chart.title or "chart").replace("[", "(").replace("]", ")")
-    return f"![{escape_markdown(name)}]({quote(file)})"
+    return f"![{escape_markdown(name)}]({quote(os.fsencode(file))})"
 
 
 def _set_strong(text: str) -> str:
