@@ -68,6 +68,7 @@ def check_meshes() -> float:
         found = {count: json.loads((Path(place) / f"meshes{count}.json").read_text()) for count in RANKS}
     link = find_link(found[2]["transfers"])
     errors: dict[tuple[str, int], list[float]] = {}
+    plain: dict[tuple[str, int], list[float]] = {}
     print(f"\n{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
     for case, one, line in meshes.predict_all(found, link, RANKS[1:]):
         text = f"{case['kind']}, width {case['width']}, {case['sample_ms']:g} ms a sample"
@@ -78,12 +79,20 @@ def check_meshes() -> float:
         print(f"{text:34} {one * 1e3:7.1f}ms ", end="")
         for count, (seen, said) in line.items():
             errors.setdefault((case["kind"], count), []).append(abs(said / seen - 1))
+            alone = one if case["kind"] == "hsdp" else one / count
+            plain.setdefault((case["kind"], count), []).append(abs(alone / seen - 1))
             print(f"{seen * 1e3:7.1f}ms {said * 1e3:6.1f}ms {said / seen - 1:+6.1%} ", end="")
         print()
     medians = {key: statistics.median(values) for key, values in errors.items()}
     for kind in meshes.KINDS:
-        told = ", ".join(f"{medians[kind, count]:.1%} on {count}" for count in RANKS[1:] if (kind, count) in medians)
-        print(f"predict_rig: {kind}: median error {told} ranks (bar {BAR:.0%})")
+        counts = [count for count in RANKS[1:] if (kind, count) in plain]
+        told = ", ".join(f"{medians[kind, count]:.1%} on {count}" for count in counts)
+        alone = ", ".join(f"{statistics.median(plain[kind, count]):.1%}" for count in counts)
+        busy = meshes.find_load(found[RANKS[-1]], RANKS[-1], kind)
+        print(
+            f"predict_rig: {kind}: median error {told} ranks (bar {BAR:.0%}); of compute alone {alone};"
+            f" cores busy on {RANKS[-1]}: {busy:.0%}"
+        )
     return max(value for (_, count), value in medians.items() if count > 2)
 
 

@@ -1,11 +1,15 @@
 """Trainings over a mesh whose computing is sleep and whose communication is torch's own: `tp`, `pp` and `hsdp`.
 
 A block is two small linear layers with a nap between them. Tensor parallelism splits the layers and the nap, a pipeline
-gives every stage some of the blocks, `hsdp` shards every block in groups and replicates the groups twice. Naps need no
-cores, so eight ranks run honestly on two.
+gives every stage some of the blocks, `hsdp` shards every block in groups and replicates the groups twice.
+
+Naps need no cores, but what surrounds them does, and eight ranks share the two of a laptop. A rig is honest only where
+that is a small part of a step: otherwise it measures who gets a core. So naps are long, and layers are split by hand as
+in Megatron-LM (an all-reduce after every second layer in forward and before it in backward), which takes a third of the
+processor time of DTensor's dispatch. How far this holds is printed: the share of the cores that all ranks keep busy.
 
     measured on one rank     the step, its phases, with the whole batch and with an eighth of it
-    measured on two ranks    the step, an all-reduce by size, and how long a step keeps a core busy
+    measured on two ranks    the step, an all-reduce by size, and how long a step and a hop keep a core busy
     predicted                4 and 8 ranks, and 2 from the other half of the repeats
 """
 
@@ -21,7 +25,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from scalelab.errors import TooNoisy
 from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel
@@ -32,14 +35,43 @@ from scalelab.records.environment import count_cores
 KINDS = ("tp", "pp", "hsdp")
 CASES = [
     {"kind": kind, "blocks": 8, "width": width, "sample_ms": sample_ms}
-    for kind in KINDS
+    for kind, naps in (("tp", (1.0, 2.0)), ("pp", (1.5, 3.0)), ("hsdp", (1.0, 2.0)))
     for width in (64, 256)
-    for sample_ms in (0.15, 0.3)
+    for sample_ms in naps
 ]
 BATCH = 32
 FEW = BATCH // 8
-NUM_TURNS, NUM_STEPS = 4, 5
+NUM_TURNS, NUM_STEPS = 2, 3
+NUM_HOPS = 200
 FLOAT_BYTES = 4
+
+
+class Enter(torch.autograd.Function):
+    """The same activations on all ranks; their gradients are added up."""
+
+    @staticmethod
+    def forward(_context, activations):
+        return activations
+
+    @staticmethod
+    def backward(_context, gradient):
+        whole = gradient.clone()
+        dist.all_reduce(whole)
+        return whole
+
+
+class Leave(torch.autograd.Function):
+    """The parts of all ranks, added up."""
+
+    @staticmethod
+    def forward(_context, parts):
+        whole = parts.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(_context, gradient):
+        return gradient
 
 
 class Nap(torch.autograd.Function):
@@ -56,12 +88,17 @@ class Nap(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    def __init__(self, width, seconds):
+    """`parts`: ranks that split it, the first layer by columns and the second by rows."""
+
+    def __init__(self, width, seconds, parts=1):
         super().__init__()
-        self.up, self.down, self.seconds = nn.Linear(width, width), nn.Linear(width, width), seconds
+        self.up, self.down = nn.Linear(width, width // parts), nn.Linear(width // parts, width)
+        self.seconds, self.parts = seconds / parts, parts
 
     def forward(self, activations):
-        return self.down(Nap.apply(self.up(activations), self.seconds))
+        inside = Enter.apply(activations) if self.parts > 1 else activations
+        found = self.down(Nap.apply(self.up(inside), self.seconds))
+        return Leave.apply(found) if self.parts > 1 else found
 
 
 def make_training(case, rank, num_ranks):
@@ -69,16 +106,9 @@ def make_training(case, rank, num_ranks):
     torch.manual_seed(0)
     seconds = case["sample_ms"] / 1e3
     kind = case["kind"] if num_ranks > 1 else ""
-    blocks = nn.Sequential(
-        *(Block(case["width"], seconds / (num_ranks if kind == "tp" else 1)) for _ in range(case["blocks"]))
-    )
+    parts = num_ranks if kind == "tp" else 1
+    blocks = nn.Sequential(*(Block(case["width"], seconds, parts) for _ in range(case["blocks"])))
     schedule = None
-    if kind == "tp":
-        mesh = init_device_mesh("cpu", (num_ranks,))
-        plan = {}
-        for number in range(case["blocks"]):
-            plan |= {f"{number}.up": ColwiseParallel(), f"{number}.down": RowwiseParallel()}
-        blocks = parallelize_module(blocks, mesh, plan)
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("dp", "fsdp"))
         for block in blocks:
@@ -118,10 +148,14 @@ def measure(rank, num_ranks, place, time_transfers):
     store = dist.FileStore(f"{place}/meshes{num_ranks}", num_ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     trainings = [make_training(case, rank, num_ranks) for case in CASES]
+    if num_ranks == 1:
+        phases = [{str(size): time_phases(one, size) for size in (BATCH, FEW)} for one in trainings]
+        Path(place, "meshes1.json").write_text(json.dumps({"phases": phases}))
+        os._exit(0)
     steps = [[[], []] for _ in CASES]
     busy = [0.0 for _ in CASES]
     for training in trainings:
-        training(BATCH), training(BATCH)
+        training(BATCH)
     for turn in range(NUM_TURNS):
         for number, training in enumerate(trainings):
             dist.barrier()
@@ -133,20 +167,30 @@ def measure(rank, num_ranks, place, time_transfers):
                 steps[number][turn % 2].append(time.perf_counter() - start)
             busy[number] += (time.process_time() - begin) / NUM_STEPS / NUM_TURNS
     answer = {"steps": steps, "busy": busy}
-    if num_ranks == 1:
-        answer["phases"] = [{str(size): time_phases(one, size) for size in (BATCH, FEW)} for one in trainings]
     if num_ranks == 2:
-        answer["transfers"] = time_transfers()
+        answer |= {"transfers": time_transfers(), "hop_core": time_hop()}
     if rank == 0:
         Path(place, f"meshes{num_ranks}.json").write_text(json.dumps(answer))
     dist.barrier()
     os._exit(0)
 
 
+def time_hop():
+    """How long a hop keeps a core busy: an all-reduce of two ranks has two."""
+    message = torch.zeros(NUM_HOPS)
+    dist.all_reduce(message)
+    dist.barrier()
+    begin = time.process_time()
+    for _ in range(NUM_HOPS):
+        dist.all_reduce(message)
+    return (time.process_time() - begin) / NUM_HOPS / 2
+
+
 def time_phases(step, samples):
     """The median seconds of every phase on one rank."""
     found = {name: [] for name in ("forward", "backward", "optimizer")}
-    for _ in range(2 * NUM_STEPS):
+    step(FEW)
+    for _ in range(NUM_STEPS):
         stamps = [time.perf_counter()]
         step(samples, lambda _, stamps=stamps: stamps.append(time.perf_counter()))
         for name, begin, end in zip(found, stamps, stamps[1:], strict=False):
@@ -158,19 +202,18 @@ def make_job(case, found, link: LinkSpeed):
     """The job as one and two ranks show it."""
     number, kind = CASES.index(case), case["kind"]
     phases = found[1]["phases"][number]
-    # One rank's clean step decides; phases only divide it.
-    scale = statistics.median(join(found[1]["steps"][number])) / sum(phases[str(BATCH)].values())
     by_batch = {
-        name: fit_line_by_batch({float(size): scale * phases[size][name] for size in phases})
-        for name in phases[str(BATCH)]
+        name: fit_line_by_batch({float(size): phases[size][name] for size in phases}) for name in phases[str(BATCH)]
     }
     block_bytes = FLOAT_BYTES * 2 * (case["width"] ** 2 + case["width"])
     one_way = FLOAT_BYTES * case["width"]
+    hop_core = min(found[2]["hop_core"], link.latency_seconds)
+    hops = {"tp": 4 * case["blocks"], "pp": 0, "hsdp": 2 * case["blocks"]}[kind]  # of all-reduces, on two ranks
     job = ScaledJob(
-        phases=by_batch | {"optimizer": PerSampleCost(fixed=scale * phases[str(BATCH)]["optimizer"])},
+        phases=by_batch | {"optimizer": PerSampleCost(fixed=phases[str(BATCH)]["optimizer"])},
         gradients=tuple(Gradient((place + 1) / case["blocks"], block_bytes) for place in range(case["blocks"])),
-        network=NetworkModel(inside=link, cores=count_cores()),
-        core_seconds=found[2]["busy"][number],
+        network=NetworkModel(inside=link, cores=count_cores(), is_gloo=True, hop_core_seconds=hop_core),
+        core_seconds=max(0.0, found[2]["busy"][number] - hops * hop_core),
         strategy=kind,
         units=(float(block_bytes),) * case["blocks"],
         splitting=Splitting(
@@ -180,8 +223,11 @@ def make_job(case, found, link: LinkSpeed):
     return settle_on_two(job, statistics.median(found[2]["steps"][number][0]), find_samples(kind, 2))
 
 
-def join(halves):
-    return [*halves[0], *halves[1]]
+def find_load(found, num_ranks, kind):
+    """The share of all cores that the ranks keep busy, in the busiest case of a kind."""
+    cases = [number for number, case in enumerate(CASES) if case["kind"] == kind]
+    steps = [statistics.median([*first, *second]) for first, second in (found["steps"][number] for number in cases)]
+    return max(num_ranks * found["busy"][n] / s / count_cores() for n, s in zip(cases, steps, strict=True))
 
 
 def find_samples(kind, num_ranks):
@@ -203,4 +249,4 @@ def predict_all(found, link, counts):
             halves = found[count]["steps"][number]
             seen = statistics.median(halves[1] if count == 2 else halves[0] + halves[1])
             line[count] = (seen, predict_step(job, count, find_samples(case["kind"], count)).seconds)
-        yield case, statistics.median(join(found[1]["steps"][number])), line
+        yield case, sum(found[1]["phases"][number][str(BATCH)].values()), line

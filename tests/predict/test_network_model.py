@@ -30,6 +30,21 @@ def test_a_gather_is_half_of_an_all_reduce():
     assert halves == pytest.approx(network.cost("all_reduce", 8, 1e8))
 
 
+def test_gloo_goes_around_the_ring_and_scatters_by_reducing_all():
+    gloo = NetworkModel(inside=LINK, is_gloo=True)
+    assert gloo.cost("all_reduce", 8, 4) == pytest.approx(14 * 1e-5, rel=1e-3)
+    assert gloo.cost("all_gather", 8, 4) == pytest.approx(7 * 1e-5, rel=1e-3)
+    assert gloo.cost("reduce_scatter", 8, 1e8) == gloo.cost("all_reduce", 8, 1e8)
+
+
+def test_hops_of_gloo_on_a_host_take_turns_where_cores_are_shared():
+    gloo = NetworkModel(inside=LINK, is_gloo=True, cores=2, hop_core_seconds=5e-6)
+    assert gloo.crowd(2) == gloo
+    assert gloo.crowd(8).cost("all_reduce", 2, 4) == pytest.approx(2 * (1e-5 + 3 * 5e-6), rel=1e-3)
+    own = NetworkModel(inside=LINK, is_gloo=True, hop_core_seconds=5e-6)
+    assert own.crowd(8) == own
+
+
 def test_between_nodes_the_slow_link_rules():
     slow = LinkSpeed(latency_seconds=0, bytes_per_second=1e8)
     network = NetworkModel(inside=LINK, between=slow, ranks_per_node=4)

@@ -54,6 +54,13 @@ def test_two_levels_send_shards_between_groups_and_units_inside() -> None:
     assert four == pytest.approx(8 * (inside + SLOW.cost("all_reduce", 2, 5e5)))
 
 
+def test_gloo_hides_nothing_of_shards_behind_compute() -> None:
+    gloo = replace(JOB, strategy="fsdp2", network=replace(SLOW, is_gloo=True), units=(1e6,) * 8)
+    parts = predict_step(gloo, 4, 32)
+    assert parts.exposed_seconds == pytest.approx(parts.communication_seconds)
+    assert predict_step(replace(gloo, network=SLOW), 4, 32).exposed_seconds < parts.exposed_seconds
+
+
 def test_real_units_count_and_not_equal_ones() -> None:
     sharded = replace(JOB, strategy="fsdp-full", network=SLOW)
     uneven = replace(sharded, units=(6e6, *(2e6 / 7,) * 7))

@@ -7,9 +7,13 @@ The α–β cost of a collective on n ranks, for a ring and a tree, on one level
     all-gather, scatter      (n − 1) · (α + S/n · β)                      one half of a ring all-reduce
 
 S is the whole message, α the latency of one hop, 1/β the bandwidth of a link per direction. The cheaper of ring and
-tree counts, as NCCL chooses. On two levels (k nodes of m ranks): reduce-scatter inside each node, all-reduce between
-nodes (each rank with 1/m of the message, all through the node's link), all-gather inside. If n ranks share c < n cores,
-as gloo's do on a laptop, a collective takes at least n/c times the core time of one rank's bytes, whatever the link.
+tree counts, as NCCL chooses. gloo does not choose: torch has it run a ring whatever the message, its reduce-scatter is
+an all-reduce of which each rank keeps a part, and FSDP's calls block the host until they are done.
+
+On two levels (k nodes of m ranks): reduce-scatter inside each node, all-reduce between nodes (each rank with 1/m of the
+message, all through the node's link), all-gather inside. If n ranks share c < n cores, as gloo's do on a laptop, a
+collective takes at least n/c times the core time of one rank's bytes, whatever the link; and of a hop's latency, what
+is the work of a core (threads that wake, copies through the kernel) takes n/c times as long.
 
 DDP sends bucket k when its gradients are ready and bucket k − 1 has been sent (wait-free backpropagation: Zhang et al.
 2017; Shi, Chu & Li 2019, MG-WFBP; Li et al. 2020 for DDP's buckets):
@@ -22,7 +26,7 @@ order in which gradients become ready and closed at their size: 1 MiB for the fi
 25 MiB for the others by default. A bucket is ready with its last gradient.
 
 FSDP gathers a unit's parameters before it computes and, in backward, reduce-scatters its gradients afterwards. The
-next unit is gathered while one computes (prefetch); messages are sent one after the other.
+next unit is gathered while one computes (prefetch); messages are sent one after the other. On gloo nothing is hidden.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from scalelab.analysis.link import LineFit
@@ -84,8 +88,12 @@ class NetworkModel:
     """None: all ranks are on one."""
     byte_core_seconds: float = 0.0
     """How long a byte that is sent keeps a core busy; 0: hardware moves it."""
+    hop_core_seconds: float = 0.0
+    """The same of a hop, whatever its bytes."""
     cores: int | None = None
     """That the ranks of a node share; None: each has its own."""
+    is_gloo: bool = False
+    """Rings only, reduce-scatters as all-reduces, and blocking calls of FSDP."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
@@ -98,15 +106,24 @@ class NetworkModel:
         if kind == SEND:
             link = self.inside if self.between is None else self.between
             return link.latency_seconds + payload_bytes / link.bytes_per_second
-        half = 0.5 if kind in HALVES else 1.0
+        half = 0.5 if kind in HALVES and (kind, self.is_gloo) != ("reduce_scatter", True) else 1.0
+        reduce = partial(reduce_all, is_ring=self.is_gloo)
         per_node = min(self.ranks_per_node or num_ranks, num_ranks)
         num_nodes = math.ceil(num_ranks / per_node)
         if num_nodes == 1 or self.between is None:
-            seconds = half * reduce_all(self.inside, num_ranks, payload_bytes)
+            seconds = half * reduce(self.inside, num_ranks, payload_bytes)
         else:
-            inner = half * reduce_all(self.inside, per_node, payload_bytes)
-            seconds = inner + half * reduce_all(self.between, num_nodes, payload_bytes)
+            inner = half * reduce(self.inside, per_node, payload_bytes)
+            seconds = inner + half * reduce(self.between, num_nodes, payload_bytes)
         return max(seconds, half * self._find_core_seconds(num_ranks, per_node, payload_bytes))
+
+    def crowd(self, num_ranks: int) -> NetworkModel:
+        """The same with so many ranks on the job's nodes, of which all send at once."""
+        per_node = min(self.ranks_per_node or num_ranks, num_ranks)
+        if not self.is_gloo or self.cores is None or per_node <= self.cores:
+            return self
+        waiting = (per_node / self.cores - 1) * self.hop_core_seconds
+        return replace(self, inside=replace(self.inside, latency_seconds=self.inside.latency_seconds + waiting))
 
     def _find_core_seconds(self, num_ranks: int, per_node: int, payload_bytes: float) -> float:
         """Core time of a node for the bytes of its ranks in an all-reduce."""
@@ -117,20 +134,24 @@ class NetworkModel:
 
 
 def share_cores(link: LinkSpeed, cores: int, one_seconds: float, two_seconds: float, sent_bytes: float) -> NetworkModel:
-    """A host whose ranks share its cores, from the core time of a step on one and on two ranks.
+    """A host whose ranks share its cores, by gloo, from the core time of a step on one and on two ranks.
 
     The difference is the core time of the sent bytes, up to the time that the link needs for them.
     """
     per_byte = max(0.0, two_seconds - one_seconds) / sent_bytes
-    return NetworkModel(inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores)
+    return NetworkModel(
+        inside=link, byte_core_seconds=min(per_byte, 1 / link.bytes_per_second), cores=cores, is_gloo=True
+    )
 
 
-def reduce_all(link: LinkSpeed, num_ranks: int, payload_bytes: float) -> float:
-    """The cheaper of a ring and a tree."""
+def reduce_all(link: LinkSpeed, num_ranks: int, payload_bytes: float, *, is_ring: bool = False) -> float:
+    """The cheaper of a ring and a tree, or a ring."""
     if num_ranks < 2:
         return 0.0
     transfer = 2 * (num_ranks - 1) / num_ranks * payload_bytes / link.bytes_per_second
-    hops = min(2 * (num_ranks - 1), 2 * math.ceil(math.log2(num_ranks)))
+    hops = 2 * (num_ranks - 1)
+    if not is_ring:
+        hops = min(hops, 2 * math.ceil(math.log2(num_ranks)))
     return hops * link.latency_seconds + transfer
 
 

@@ -32,7 +32,7 @@ from scipy import optimize, special
 from scalelab.analysis.estimate import Prediction, enclose
 from scalelab.analysis.stats import Floats
 from scalelab.errors import TooNoisy, UsageError
-from scalelab.predict.network_model import Gradient, NetworkModel, expected_maximum, fill_buckets, overlap_buckets
+from scalelab.predict.network_model import SEND, Gradient, NetworkModel, expected_maximum, fill_buckets, overlap_buckets
 from scalelab.predict.split_step import MeshPass, PerSampleCost, Splitting, arrange, is_meshed, shard_pass, split_pass
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import PHASES
@@ -206,13 +206,14 @@ def _find_crowding(job: ScaledJob, num_ranks: int, bubble: float) -> float:
 
 def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) -> MeshPass:
     """One pass of layers that are split, stages, and units that are sharded."""
+    crowded = replace(job, network=job.network.crowd(num_ranks))
     mesh, record = arrange(job.strategy, num_ranks), find_strategy(job.strategy)
 
     def time_phases(batch: float) -> dict[str, float]:
         return {name: factor * job.phases.get(name, PerSampleCost()).at(batch) for name in PHASES}
 
     def cost(kind: str, members: int, size: float) -> float:
-        return job.cost(kind, members, size * job.compression)
+        return (job if kind == SEND else crowded).cost(kind, members, size * job.compression)  # stages take turns
 
     found = split_pass(mesh, samples, time_phases, job.splitting, cost)
     if mesh.num_data_ranks == 1:
@@ -220,7 +221,14 @@ def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) ->
     units = job.units or (job.gradient_bytes / job.num_units,) * job.num_units
     split = mesh.tp * mesh.pp
     is_regathered = record.does_send("parameters", "backward")
-    return shard_pass(mesh, found, tuple(size / split for size in units), cost, is_regathered=is_regathered)
+    return shard_pass(
+        mesh,
+        found,
+        tuple(size / split for size in units),
+        cost,
+        is_regathered=is_regathered,
+        is_blocking=job.network.is_gloo,
+    )
 
 
 LEAST_FACTOR, CREDIBLE_FACTOR = 0.01, 0.5

@@ -135,9 +135,18 @@ def split_pass(
 
 
 def shard_pass(
-    mesh: Mesh, found: MeshPass, units: tuple[float, ...], cost: Collective, *, is_regathered: bool
+    mesh: Mesh,
+    found: MeshPass,
+    units: tuple[float, ...],
+    cost: Collective,
+    *,
+    is_regathered: bool,
+    is_blocking: bool = False,
 ) -> MeshPass:
-    """The pass with its units gathered and scattered inside a group, and all-reduced between groups."""
+    """The pass with its units gathered and scattered inside a group, and all-reduced between groups.
+
+    `is_blocking`: a rank computes nothing while it sends, as with gloo.
+    """
     total = math.fsum(units)
 
     def scatter(size: float) -> float:
@@ -149,8 +158,6 @@ def shard_pass(
         scatter,
         is_regathered=is_regathered,
     )
-    return replace(
-        found,
-        exposed=found.exposed + ahead.exposed_seconds + back.exposed_seconds,
-        communication=found.communication + ahead.communication_seconds + back.communication_seconds,
-    )
+    sent = ahead.communication_seconds + back.communication_seconds
+    exposed = sent if is_blocking else ahead.exposed_seconds + back.exposed_seconds
+    return replace(found, exposed=found.exposed + exposed, communication=found.communication + sent)

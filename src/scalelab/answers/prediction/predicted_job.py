@@ -21,6 +21,7 @@ from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, Networ
 from scalelab.predict.scaled_job import MOST_FACTOR, NUM_UNITS, InputErrors, ScaledJob, settle_on_two
 from scalelab.predict.split_step import PerSampleCost, Splitting, fit_line_by_batch, is_meshed
 from scalelab.predict.what_if import WIDTHS
+from scalelab.records.devices import find_kind
 from scalelab.records.observations import GradientTimes, RankReport
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
@@ -102,7 +103,8 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
     phases = find_phases(batches, passes)
     found = link or run.link or find_own_link(two)
     alone, pair = find_step_error(one), find_step_error(two)
-    network, core_seconds = NetworkModel(inside=found.cost), 0.0
+    is_gloo = find_kind(one.trial.device).backend == "gloo"
+    network, core_seconds = NetworkModel(inside=found.cost, is_gloo=is_gloo), 0.0
     if cores is not None:
         busy, total = find_busy(one, two), float(sum(times.payload_bytes))
         network = share_cores(found.cost, cores, *busy, total)
