@@ -115,8 +115,8 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setattr("scalelab.cli.patience.SECONDS", 3600.0)  # what is printed does not depend on how busy it is
         patch.setattr(os, "fsync", lambda descriptor: None)  # half of a played study's time, for a plug nobody pulls
+        patch.setattr("scalelab.cli.app.SILENT_SECONDS", 3600.0)  # what is printed does not depend on how busy it is
         yield
 
 

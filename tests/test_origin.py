@@ -18,7 +18,7 @@ from scalelab import FakeLauncher, Job, run_study
 from scalelab.errors import UsageError
 from scalelab.launch.batch.jobscripts import quote_text
 from scalelab.launch.batch.site import Site
-from scalelab.records.origin import ORIGIN, read_key
+from scalelab.records.running import ORIGIN, read_key
 from scalelab.records.store import RunStore
 from tests.cli.commands import answer
 from tests.studies.answers import make_strong, share_evenly

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scalelab.cli import app, measuring, patience
+from scalelab.cli import app, measuring
 from scalelab.runs.experiment import TrialEnded, TrialStarted
 from tests.records import make_record, make_result
 
@@ -16,11 +16,11 @@ from tests.records import make_record, make_result
 def test_what_takes_long_says_so_once_and_what_is_quick_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     has_spoken = threading.Event()
-    monkeypatch.setattr(patience, "say", lambda words: (said.append(words), has_spoken.set()))
-    with patience.say_if_slow("quick"):
+    monkeypatch.setattr(app, "say", lambda words: (said.append(words), has_spoken.set()))
+    with app.say_if_slow("quick"):
         pass
-    monkeypatch.setattr(patience, "SECONDS", 0.0)
-    with patience.say_if_slow("slow"):
+    monkeypatch.setattr(app, "SILENT_SECONDS", 0.0)
+    with app.say_if_slow("slow"):
         assert has_spoken.wait(60)
     assert said == ["slow"]
 

@@ -21,7 +21,6 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 
 from scalelab import __version__
 from scalelab.checks import forgive_stream, guard_stream
-from scalelab.cli.patience import say_if_slow
 from scalelab.errors import ScalelabError, Terminated, UnknownName, UsageError
 
 VERBS = {
@@ -57,6 +56,8 @@ VERBS = {
     "doctor": ("scalelab.cli.doctor.command", "Check what this machine can measure and what would disturb it."),
     "completion": ("scalelab.cli.completion", "Print the completion script of a shell."),
 }
+SILENT_SECONDS = 2.0
+"""After this much silence a command says on standard error that it is working."""
 SHARED_MODULES = ("collectives", "quantize", "list", "rm", "prune", "show", "report")
 """Verbs of a module with several: its first argument says which."""
 
@@ -245,3 +246,19 @@ def report_error(error: ScalelabError | str) -> None:
     for note in getattr(error, "__notes__", ()):
         print(f"{note}\n", file=sys.stderr)  # noqa: T201
     print(f"error: {error}", file=sys.stderr)  # noqa: T201
+
+
+@contextmanager
+def say_if_slow(words: str) -> Iterator[None]:
+    """Print the words once if what is done meanwhile takes longer than `SILENT_SECONDS`."""
+    timer = threading.Timer(SILENT_SECONDS, say, (words,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)  # noqa: T201

@@ -22,8 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from scalelab.answers.train import TrainStudy
 from scalelab.checks import clean_lines, clean_text, find_unguarded
+from scalelab.cli.app import say_if_slow
 from scalelab.cli.output import Output, write_outputs
-from scalelab.cli.patience import say_if_slow
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import DamagedRun, Terminated, UsageError
 from scalelab.launch.agreement import curve_file, start_file

@@ -1,17 +1,25 @@
-"""Which process executes a run, and which runs share the cores of this machine.
+"""Whose run it is, which process executes it, and which runs share the cores of this machine.
 
 `running.json` in a run's directory names its process, so that no two execute the same run. Runs in different
 directories do not meet there: every process that measures also holds a file in the user's runtime directory, with the
 run and the cores it may use. The file is locked for as long as the process lives, so a killed one leaves no claim, and
-no clock is compared. Temporary directories are locked the same way: one that nobody holds was left by a killed command,
-and the next start removes it, and ends the processes that name it in their environment.
+no clock is compared. Temporary directories are locked the same way: an unlocked one was left by a killed command, and
+the next start removes it, and ends the processes that name it in their environment.
+
+`origin.json` is a seal. A run names a command, a workload file and perhaps the user's own study, and `resume` would
+execute them, so a run received from someone else is shown and compared but never executed. The seal is an HMAC
+(RFC 2104) of the directory's inode and the run's creation time, with a key from the user's home. It does not match a
+copy, an unpacked archive or another user's run.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -25,6 +33,9 @@ from typing import Any, TextIO
 from scalelab.errors import DamagedRun, RunBusy
 from scalelab.records.files import load_json, read_json, storage_errors, write_json
 
+ORIGIN = "origin.json"
+"""The seal: whose run it is."""
+KEY_BYTES = 32
 RUNNING = "running.json"
 """Which process executes the run: pid, host and batch job."""
 NEIGHBOURS = "neighbours.json"
@@ -278,3 +289,44 @@ def _is_same_process(pid: int, started: float) -> bool:
         return abs(psutil.Process(pid).create_time() - started) < 1.0
     except psutil.Error:
         return False
+
+
+def seal_run(path: Path, created_at: str) -> None:
+    """Note that this user made the run, or trusts it; without a home there is no seal."""
+    key = read_key(make=True)
+    if key is not None:
+        write_json(path / ORIGIN, {"seal": make_seal(path, created_at, key)})
+
+
+def is_own(path: Path, created_at: str) -> bool:
+    """Whether this user made the run in this very directory, or has trusted it since."""
+    key = read_key()
+    if key is None:
+        return False
+    try:
+        seal = str(read_json(path / ORIGIN).get("seal"))
+    except DamagedRun:
+        return False
+    return hmac.compare_digest(seal.encode("utf-8", "replace"), make_seal(path, created_at, key).encode())
+
+
+def make_seal(path: Path, created_at: str, key: bytes) -> str:
+    words = f"{path.stat().st_ino} {created_at}"
+    return hmac.new(key, words.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def read_key(*, make: bool = False) -> bytes | None:
+    """This user's key; None: there is none and none can be stored."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    file = base / "scalelab" / "key"
+    with suppress(OSError):
+        key = file.read_bytes()
+        if len(key) == KEY_BYTES and file.stat().st_uid == os.getuid():
+            return key
+    if make:
+        with suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                stream.write(secrets.token_bytes(KEY_BYTES))
+            return file.read_bytes()
+    return None

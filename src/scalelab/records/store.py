@@ -28,8 +28,15 @@ from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import RUNS_DIR as RUNS_DIR
 from scalelab.records.files import open_stored, read_json, read_stored, storage_errors, write_atomically, write_json
-from scalelab.records.origin import is_own, seal_run
-from scalelab.records.running import RUNNING, find_holder, put_marker, refuse_holder, remove_stale_marker
+from scalelab.records.running import (
+    RUNNING,
+    find_holder,
+    is_own,
+    put_marker,
+    refuse_holder,
+    remove_stale_marker,
+    seal_run,
+)
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
 from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_result, read_trial, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
