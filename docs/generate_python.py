@@ -22,7 +22,7 @@ Everything that `import scalelab` offers; `scalelab` is typed (`py.typed`), and 
 Whatever else is in the package may change. [Use it from Python](../how-to/python.md) shows how they go together.
 
 `trace`, `predict` and `quantize` are functions, and packages inside have the same names. To look into one, write
-`from scalelab.trace import job_trace`: `import scalelab.trace.job_trace as j` finds the function and fails.
+`from scalelab.trace import job_trace` or `import scalelab.trace.job_trace as j`.
 
 `python docs/generate_python.py` writes this page from the code. A test fails if it is stale.
 """

@@ -62,10 +62,13 @@ def test_no_public_name_loads_torch() -> None:
 def test_a_package_never_takes_the_place_of_the_function_of_its_name() -> None:
     program = (
         "import scalelab.trace.files.reader, scalelab as sl; from scalelab.trace import job_trace as j;"
-        "print(sl.trace.__module__, j.__name__)"
+        "import scalelab.trace.job_trace as k; import scalelab.trace.files.reader as r;"
+        "import scalelab.predict.what_if as w; import scalelab.quantize as q;"
+        "print(sl.trace.__module__, j.__name__, k is j, r.__name__, w.__name__, q.__module__)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["scalelab.api", "scalelab.trace.job_trace"]
+    modules = ["scalelab.trace.files.reader", "scalelab.predict.what_if", "scalelab.api"]
+    assert done.stdout.split() == ["scalelab.api", "scalelab.trace.job_trace", "True", *modules]
 
 
 def test_importing_everything_leaves_the_builtin_open_alone() -> None:

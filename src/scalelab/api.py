@@ -170,6 +170,11 @@ def quantize(model: nn.Module, batches: Sequence[Any], *, test: Sequence[Any] | 
     return run("quantize", workload={"model": model, "batches": batches, "test_batches": test}, **own)
 
 
+for _verb in (trace, predict, quantize):
+    # `import scalelab.trace.kinds as kinds` meets the function of that name, and Python then looks below its __name__.
+    _verb.__name__ = f"scalelab.{_verb.__name__}"
+
+
 def find_store(run: Source, runs_dir: str | Path) -> RunStore:
     """The run that a caller names."""
     from scalelab.runs.pool import open_run_or_pool

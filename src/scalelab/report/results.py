@@ -191,7 +191,7 @@ class Result:
     def _render_text(self, *, is_full: bool = False) -> str:
         from scalelab.report.renderers.terminal import render_terminal
 
-        return render_terminal(self.document, 100, is_full=is_full)
+        return render_terminal(self.document, 100, is_full=is_full, rest='.report("report.html") has')
 
     def _describe_source(self) -> str:
         return ""

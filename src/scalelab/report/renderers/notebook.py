@@ -34,7 +34,8 @@ def render_notebook(document: Document, *, source: str = "") -> str:
     parts += draw_first(document)
     warnings = (f"⚠ {set_words(one.message)} → {set_words(one.next_step)}" for one in brief.warnings)
     parts += [f'<p style="{QUIET}">{warning}</p>' for warning in warnings]
-    rest = " · ".join(words for words in (source, brief.left_out) if words)
+    left_out = f'not shown: {brief.left_out}; .report("report.html") has everything' if brief.left_out else ""
+    rest = " · ".join(words for words in (source, left_out) if words)
     parts += [f'<p style="{QUIET}">{set_text(rest)}</p>'] if rest else []
     return f'<div class="scalelab">{"".join(parts)}</div>'
 

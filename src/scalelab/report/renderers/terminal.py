@@ -193,13 +193,15 @@ class StyledLine(NamedTuple):
         return f"\x1b[{codes}m{plain}\x1b[0m" if is_styled and codes and plain else plain
 
 
-def render_terminal(document: Document, width: int, *, is_full: bool = False, is_styled: bool = False) -> str:
-    """A document on one screen, or with everything in it."""
-    lines = _set_document(document, width) if is_full else _set_brief(document, width)
+def render_terminal(
+    document: Document, width: int, *, is_full: bool = False, is_styled: bool = False, rest: str = "--full prints"
+) -> str:
+    """A document on one screen, or with everything in it; `rest` says what shows the rest."""
+    lines = _set_document(document, width) if is_full else _set_brief(document, width, rest)
     return "".join(f"{line.render(is_styled=is_styled)}\n" for line in lines)
 
 
-def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
+def _set_brief(document: Document, width: int, rest: str) -> Iterator[StyledLine]:
     """What failed, the main table as far as it fits, findings, one line per warning, what is left out."""
     brief = shorten(document)
     head = [*_set_text(document.headline, width, style="bold"), *_set_text(document.setting, width, INDENT)]
@@ -214,7 +216,7 @@ def _set_brief(document: Document, width: int) -> Iterator[StyledLine]:
     yield from (*head, *body, *tail)
     if left_out:
         them = "it" if left_out.startswith("1 ") and "," not in left_out else "them"
-        yield from (StyledLine(), *_set_text(f"Not shown: {left_out}; --full prints {them}.", width, style="dim"))
+        yield from (StyledLine(), *_set_text(f"Not shown: {left_out}; {rest} {them}.", width, style="dim"))
 
 
 def _set_list(title: str, lines: list[StyledLine], style: str) -> list[StyledLine]:
