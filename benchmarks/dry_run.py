@@ -2,7 +2,7 @@
 
 python benchmarks/dry_run.py
 
-Each row plans, runs and plans again a study in a directory of its own: of a built-in workload, of a workload of the
+Each row plans, runs and plans again a study in its own directory: of a built-in workload, of a workload of the
 user's own, of a script. Expected is the geometric mean of both plans. The bar: real over expected between 0.5 and 2 for
 every row.
 """

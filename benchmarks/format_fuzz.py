@@ -2,7 +2,7 @@
 
 A small set is written in a format and changed at random: bytes flipped, ranges filled, the end cut off or lengthened,
 parts doubled or taken out. Each is opened and read whole, lazily and eagerly. Anything but arrays of what the set says
-it holds, or one of our own errors, is a failure; so are a signal (each format runs in a process of its own), more than
+it holds, or one of our own errors, is a failure; so are a signal (each format runs in its own process), more than
 a few seconds, memory far beyond the set's, and a file that stays open. Formats with checksums may not deliver a sample
 that differs from the one that was written, under the column's own name, type and shape. The bar: none.
 

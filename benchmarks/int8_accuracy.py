@@ -221,7 +221,7 @@ class Bar:
 
 
 def compare_means(tests: Sequence[Tested]) -> list[Bar]:
-    """Print the means of a network over its seeds; gives what is held to a bar."""
+    """Print the means of a network over its seeds; returns what is held to a bar."""
     name = tests[0].subject.name
     seeds = "1 seed" if len(tests) == 1 else f"mean of {len(tests)} seeds"
     print(f"\n{name}, {seeds}, {len(tests[0].labels)} test images:")

@@ -3,7 +3,7 @@
     python benchmarks/listing.py
 
 Runs with raw samples, logs and results are played from a formula and copied until there are ten thousand trials, in
-runs of 12 and, beside them, as one run of ten thousand. The command is timed in a process of its own, from its start to
+runs of 12 and, beside them, as one run of ten thousand. The command is timed in its own process, from its start to
 its end; the page from the request to the last byte, first with nothing kept and then again. No part may load torch.
 """
 

@@ -68,7 +68,7 @@ def make_seat(trial: Trial, rank: int, directory: Path) -> Seat:
 
 
 def check_meetings(meetings: list[Meeting], num_ranks: int) -> None:
-    """All met at one port, and each has a place of its own; the socket is given back."""
+    """All met at one port, and each has its own place; the socket is given back."""
     assert len({meeting.port for meeting in meetings}) == 1
     assert sorted(meeting.neighbours.position for meeting in meetings) == list(range(num_ranks))
     for meeting in meetings:

@@ -36,7 +36,7 @@ MOST_LARGE_BYTES = 3_000_000
 
 
 def run_report(directory: Path, *flags: str, options: tuple[str, ...] = ()) -> tuple[float, str]:
-    """One report; gives its time and what it wrote to standard error."""
+    """One report; returns its time and what it wrote to standard error."""
     command = [sys.executable, *options, "-m", "scalelab", "report", "last", *flags]
     variables = {
         **os.environ,

@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py
 
-The server is a process of its own, as `scalelab serve` starts it. Its memory is read after the first 1,000 requests
+The server runs in its own process, as `scalelab serve` starts it. Its memory is read after the first 1,000 requests
 and after the last: it may grow by 10 MB. Requests are those of a reader (list, search, run, trials, report) and those
 of an attacker (foreign hosts, paths that lead out, headers without end, connections that say nothing). The trend of 200
 runs is timed in this process, first with nothing kept and then again, from the request to the last byte of its page.

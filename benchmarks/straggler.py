@@ -61,7 +61,7 @@ def diagnose(launcher: LocalLauncher, perturbation: Perturbation, sampling: Samp
 
 
 def find_delays(launcher: LocalLauncher, step_seconds: float) -> tuple[float, int]:
-    """Hide every delay and look for it; gives the worst error, and how often rank or phase were wrong."""
+    """Hide every delay and look for it; returns the worst error, and how often rank or phase were wrong."""
     table = Table("delay", "of a step", "hidden in", "found", "excess", "error", box=None)
     errors, num_wrong = [], 0
     for number, (share, phase) in enumerate(itertools.product(SHARES, PHASES)):

@@ -2,7 +2,7 @@
 
 The files are public traces of real GPUs (`--traces`, see docs/reference/trace.md), as they were recorded or, for the
 larger sizes, repeated: times, correlation and step numbers are shifted from one copy to the next. Each tool reads the
-same file in a process of its own, as a user starts it. CPU time and largest memory are what the system counted for that
+same file in its own process, as a user starts it. CPU time and largest memory are what the system counted for that
 process, start and imports included, both with compiled bytecode; imports alone are shown apart. `--hta` answers the
 same question by their definitions, and must give the same numbers within 1 µs and 0.01 percentage points; the full
 report has everything that scalelab finds, by its own definitions.
@@ -135,7 +135,7 @@ def ask_ours(path: Path) -> dict[str, float]:
 
 
 def measure(tool: str, path: Path, environment: dict[str, str], log: Path) -> Cost:
-    """Run a tool in a process of its own; the system counts.
+    """Run a tool in its own process; the system counts.
 
     This process stays small, because the system counts the memory of the parent at the start of a child too.
     """

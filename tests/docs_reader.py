@@ -204,7 +204,7 @@ def provide_files(arguments: list[str], page: Path, directory: Path) -> None:
 
 
 def provide_traces(arguments: Sequence[str], directory: Path) -> None:
-    """Traces of two ranks, as files or in directories of their own."""
+    """Traces of two ranks, as files or in their own directories."""
     for argument in arguments:
         if re.fullmatch(r"rank\d\.json(\.gz)?", argument):
             build_rank(int(argument[4]), num_steps=4).write(directory / argument)

@@ -3,7 +3,7 @@
 Nothing of it touches the machine's own Slurm, if it has one: every program is told where it is by `SLURM_CONF`. The
 fixture `slurm` is there for every test (`conftest.py` names this module); a test asks for it and passes
 `slurm.variables` on, or puts them into its own environment by `slurm.join(monkeypatch)`. The node has more CPUs than
-the machine, so that four ranks find room on two cores, and a name of its own.
+the machine, so that four ranks find room on two cores, and its own name.
 """
 
 from __future__ import annotations

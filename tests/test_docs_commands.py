@@ -76,7 +76,7 @@ EXECUTED = {command for typed in TYPED.values() for command in typed if not expl
 
 
 def parse_command(arguments: list[str]) -> object:
-    """Parse as the command line does, without running anything; gives the exit code, raises what it would report."""
+    """Parse as the command line does, without running anything; returns the exit code, raises what it would report."""
     try:
         _parse(arguments)
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: found without torch, and None where it cannot be found out."""
+"""What a measurement was taken on: found without torch, and None if it cannot be found out."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@
     sl.predict(run, ranks=[8, 16])
     sl.compare("before", run)
 
-A flag keeps its name: `--global-batch-size 128` is `global_batch_size=128`, and options of the workload stand beside
+A flag keeps its name: `--global-batch-size 128` is `global_batch_size=128`, and options of the workload go beside
 it. Whatever the command line refuses is refused here, as `ScalelabError`. Nothing here imports torch: ranks do, in
-processes of their own. A workload may be a function or live objects of a notebook; they are then sent by value.
+their own processes. A workload may be a function or live objects of a notebook; they are then sent by value.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def list_options(workload: str, build: object) -> list[str] | None:
 
 
 def fill(record: Any, flags: Mapping[str, Any]) -> Any:
-    """The record with flags set, wherever in it they are; an unknown one lists those that there are."""
+    """The record with flags set, wherever in it they are; an unknown one lists the known ones."""
     left = dict(flags)
     filled = change(record, left)
     for name in left:
@@ -299,7 +299,7 @@ def collect_parts(workload: Any, flags: dict[str, Any]) -> Any:
 
 
 def check_on_cpu(parts: Any) -> None:
-    """Refuse a model on a GPU: ranks move it to their own."""
+    """Reject a model on a GPU: ranks move it to their own."""
     model = parts.get("model") if isinstance(parts, Mapping) else getattr(parts, "model", None)
     model = parts[0] if model is None and isinstance(parts, tuple | list) and parts else model
     if model is None or not is_module(model):

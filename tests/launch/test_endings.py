@@ -71,7 +71,7 @@ def test_a_step_of_slurm_that_is_stopped_leaves_no_process(slurm: Cluster, how: 
 
 
 def stop_launcher(step: dict[str, Any], how: signal.Signals, tmp_path: Path, *prefix: str, **variables: str) -> None:
-    """Start a trial in a process of its own, stop that when the ranks have begun, and see that every process ends."""
+    """Start a trial in its own process, stop that when the ranks have begun, and see that every process ends."""
     directory = tmp_path / "t"
     directory.mkdir()
     write_trial(directory, make_trial())

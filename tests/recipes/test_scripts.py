@@ -60,7 +60,7 @@ pytestmark = pytest.mark.ranks
 
 @dataclass
 class Runner:
-    """Scripts of one assignment after the other, each in a directory of its own."""
+    """Scripts of one assignment after the other, each in its own directory."""
 
     process: subprocess.Popen[str]
     place: Path

@@ -24,7 +24,7 @@ def take(trial: Trial) -> float:
 
 
 def copy_example(directory: Path, *changes: tuple[str, str]) -> str:
-    """The example in a directory of its own, with some of its text changed; gives the name of its class."""
+    """The example in its own directory, with some of its text changed; returns the name of its class."""
     text = EXAMPLE.read_text(encoding="utf-8")
     for before, after in changes:
         assert before in text

@@ -107,7 +107,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """traceinsight logs every file it reads, and divides by nothing where there is no communication."""
+    """traceinsight logs every file it reads, and divides by nothing if there is no communication."""
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -116,7 +116,7 @@ def quiet() -> Iterator[None]:
 
 
 def ask_traceinsight(path: Path) -> HtaBreakdown | None:
-    """Its figures; None where it gives none."""
+    """Its figures; None if it gives none."""
     pytest.importorskip("hta", reason="needs traceinsight: make setup")
     from hta.trace_analysis import TraceAnalysis
 

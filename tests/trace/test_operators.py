@@ -60,7 +60,7 @@ Nested = st.recursive(
 def lay_out(
     builder: TraceBuilder, call: tuple[int, tuple[object, ...]], start: int, tid: int, own: dict[str, int]
 ) -> int:
-    """Put a call and what it makes into a trace; gives its end."""
+    """Put a call and what it makes into a trace; returns its end."""
     number, calls = call
     name, place = f"aten::{number}", start + 1 + number
     own[name] = own.get(name, 0) + 1 + number

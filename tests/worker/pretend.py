@@ -10,7 +10,7 @@ they hold is computed on the CPU. Time is pretended, so that tests are exact and
     copies      to the host with `non_blocking` arrive when the stream gets there. Until then the numbers are NaN
     memory      is counted in blocks of 512 bytes by device and by stream, with a peak, a limit and other tenants
 
-Registering a device with torch cannot be undone: only processes of their own may call `install`.
+Registering a device with torch cannot be undone: only separate processes may call `install`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clock of stalls: it never runs backwards, and says nothing where nobody counts."""
+"""The clock of stalls: it never runs backwards, and says nothing if nothing is counted."""
 
 from __future__ import annotations
 

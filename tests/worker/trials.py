@@ -31,7 +31,7 @@ def make_trial(**fields: Any) -> Trial:
 
 
 def write_workload(directory: Path, body: str) -> str:
-    """A workload file whose `build` runs `body` and may replace `model`, `batches` or `loss`; gives its spec."""
+    """A workload file whose `build` runs `body` and may replace `model`, `batches` or `loss`; returns its spec."""
     text = f"""\
 import os, signal, time
 import torch

@@ -191,7 +191,7 @@ def draw_line(probes: Sequence[Probe], *, is_near: bool = False) -> MemoryLine |
 
 
 def predict_largest(line: MemoryLine, limit_bytes: int) -> int | None:
-    """The largest batch that the line sees below the limit; None where it does not rise."""
+    """The largest batch that the line sees below the limit; None if it does not rise."""
     if line.sample_bytes <= 0:
         return None
     return math.floor((limit_bytes - line.fixed_bytes) / line.sample_bytes)
@@ -252,7 +252,7 @@ def _step_back(probes: Sequence[Probe], largest: int, failed: int) -> int:
 
 
 SATURATED_SHARE = 0.95
-"""Throughput from which on a batch counts as saturated, over the most that any batch could give."""
+"""Throughput above which a batch counts as saturated, relative to the maximum of any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ class SaturationFit:
     sample_seconds: Estimate
     """c."""
     half_batch: Estimate | None
-    """B½ = t₀ / c; None where a sample costs nothing that could be measured."""
+    """B½ = t₀ / c; None if a sample costs nothing that could be measured."""
     residual_ratio: float | None
     """The root mean square of the relative residuals; None for two batches, which determine the line."""
     largest_batch: int

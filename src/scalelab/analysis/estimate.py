@@ -87,7 +87,7 @@ def find_domain(name: str, usual: Domain) -> Domain:
 
 
 def confine(estimate: Estimate, domain: Domain) -> Estimate | None:
-    """The estimate with its interval cut to what is possible; None where the value itself is not.
+    """The estimate with its interval cut to what is possible; None if the value itself is not.
 
     Noise gives such values: the difference of two medians that should be a time, a share whose parts were measured in
     different steps. They say that the measurement cannot tell, and nothing else.

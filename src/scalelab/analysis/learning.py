@@ -91,7 +91,7 @@ class NoiseScale:
     noise_trace: Estimate
     """tr(Σ), of the gradient of one sample."""
     batch: Estimate | None
-    """B_simple, in samples; None where |G|² is not above 0, without an interval if it is not distinguishable from 0."""
+    """B_simple, in samples; None if |G|² is not above 0, without an interval if it is not distinguishable from 0."""
 
 
 def estimate_noise_scale(

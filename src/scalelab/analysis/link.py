@@ -133,9 +133,9 @@ class LineFit:
     """t(n) = α + β · n as fitted to times by size."""
 
     latency_seconds: Estimate | None
-    """α; None where the smallest message is too large to show it."""
+    """α; None if the smallest message is too large to show it."""
     byte_seconds: Estimate | None
-    """β; None where the largest message is too small to show it."""
+    """β; None if the largest message is too small to show it."""
     half_bytes: Estimate | None
     """n½ = α / β."""
     fitted_latency_seconds: float
@@ -184,7 +184,7 @@ def fit_links(results: Sequence[TrialResult]) -> list[LinkFit]:
 
 
 def fit_series(series: TransferSeries) -> LinkFit | None:
-    """The fit of one exchange; None where too few sizes were measured."""
+    """The fit of one exchange; None if too few sizes were measured."""
     line = fit_line(series.seconds)
     if line is None:
         return None

@@ -276,7 +276,7 @@ class UslFit:
 
     @property
     def peak_ranks(self) -> float | None:
-        """Where throughput is highest; None where the data show no peak: the interval of κ reaches 0."""
+        """Where throughput is highest; None if the data show no peak: the interval of κ reaches 0."""
         surely = self.coherency.value if self.coherency.low is None else self.coherency.low
         if surely <= 0:
             return None
@@ -341,7 +341,7 @@ def predict_speedup(one_rank_seconds: float, seconds: float, delay_seconds: floa
 
 
 def estimate_model(inputs: Sequence[Rounds], predict: Predict) -> Estimate | None:
-    """What the model says, from each round's own inputs; None where no round has all of them."""
+    """What the model says, from each round's own inputs; None if no round has all of them."""
     medians = pair_medians(inputs)
     if not medians.shape[1]:
         return None
@@ -352,7 +352,7 @@ def estimate_model(inputs: Sequence[Rounds], predict: Predict) -> Estimate | Non
 def compare_with_model(
     measured: Sequence[Rounds], measure: Predict, inputs: Sequence[Rounds], predict: Predict
 ) -> Estimate | None:
-    """The measured number over the model's, round by round; None where no round has all that both need."""
+    """The measured number over the model's, round by round; None if no round has all that both need."""
     medians = pair_medians([*measured, *inputs])
     if not medians.shape[1]:
         return None

@@ -108,7 +108,7 @@ class LaunchSteps:
 
     @cached_property
     def parts(self) -> dict[str, Floats] | None:
-        """Every part of every step on every rank; None where the last gradient was not timed."""
+        """Every part of every step on every rank; None if the last gradient was not timed."""
         if not self.is_ready_known:
             return None
         times, own = self.times, self.own
@@ -194,7 +194,7 @@ def break_down(
 ) -> list[RankBreakdown] | None:
     """Every rank's step in parts. `clean` holds each rank's clean steps by launch: `clean[launch][rank]`.
 
-    None where the last gradient was not timed, or nothing was.
+    None if the last gradient was not timed, or nothing was.
     """
     pairs = [
         (launch, steps) for launch, steps in zip(launches, clean, strict=True) if launch is not None and all(steps)

@@ -277,12 +277,12 @@ def bus_factor(kind: str, num_ranks: int) -> float:
 
 
 def find_algorithm_bandwidth(payload_bytes: float, seconds: float) -> float | None:
-    """Size over time, in bytes per second; nothing where no time has passed."""
+    """Size over time, in bytes per second; nothing if no time has passed."""
     return payload_bytes / seconds if seconds > 0 else None
 
 
 def find_bus_bandwidth(kind: str, num_ranks: int, payload_bytes: float, seconds: float) -> float | None:
-    """What each link carries per direction, in bytes per second; nothing where no time has passed."""
+    """What each link carries per direction, in bytes per second; nothing if no time has passed."""
     algorithm = find_algorithm_bandwidth(payload_bytes, seconds)
     return None if algorithm is None else algorithm * bus_factor(kind, num_ranks)
 

@@ -265,7 +265,7 @@ def _warn_of_times(yardstick: Yardstick | None) -> Caution:
         message = "the runs were not interleaved: the ratio may come from the machine, not the code"
     else:
         message = "the runs were not interleaved: all rows but the plain loop are relative to each run's plain loop"
-    return NOT_INTERLEAVED("", message, "scalelab compare A B --interleave measures both again, in turns")
+    return NOT_INTERLEAVED("", message, "scalelab compare A B --interleave measures both again, alternating")
 
 
 def _make_table(

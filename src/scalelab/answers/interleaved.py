@@ -80,7 +80,7 @@ class MeasuredSide:
     python: str = ""
     """The interpreter of its ranks; empty: this one."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Python, torch and scalelab, where the two sides have interpreters of their own."""
+    """Python, torch and scalelab, where the two sides have their own interpreters."""
 
     def load(self, rounds: int | None = None) -> Study:
         """Its study, with other rounds than it has where given."""

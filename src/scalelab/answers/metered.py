@@ -197,7 +197,7 @@ def _find_rate(recording: Recording) -> Estimate | None:
 
 
 def find_input_share(steps: Sequence[StepSample]) -> float | None:
-    """All input wait over all time; None where none was recorded."""
+    """All input wait over all time; None if none was recorded."""
     known = [step for step in steps if step.input_seconds is not None]
     total = sum(step.step_seconds for step in known)
     return sum(step.input_seconds or 0.0 for step in known) / total if total else None

@@ -2,7 +2,7 @@
 
 `--fail-if-slower 5%` turns the table of a comparison into that outcome: slower, if some row is and 5 % is possible;
 passed, if all rows are surely less than 5 % slower; otherwise unresolved. `--interleave`, `--at` and `--python` measure
-both sides again, in turns.
+both sides again, alternating.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Again:
     """Measure both again, taking turns."""
 
     interleave: bool = False
-    """Measure A and B again in one new run, launch by launch in turns: the machine then cancels out."""
+    """Measure A and B again in one new run, alternating launch by launch, so that changes of the machine cancel out."""
     at: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REV"), tyro.conf.UseAppendAction] = ()
     """Git revision of A's workload or script, given twice also of B's; implies --interleave. Without B, the run A is
     measured at REV and in the working tree, or at both revisions."""
@@ -167,7 +167,7 @@ def open_sides(compare: Compare) -> tuple[RunStore, RunStore]:
 
 
 def compare_again(compare: Compare, args: Sequence[str]) -> int:
-    """Measure both sides in turns into a new run, and judge that."""
+    """Measure both sides in a new run, alternating, and judge that."""
     from scalelab.answers.interleaved import SidedLauncher, make_interleaved
     from scalelab.cli.measuring import measure_and_report, refuse_ranks
     from scalelab.cli.resume import check_origin

@@ -103,7 +103,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def find_words(typed: Sequence[str]) -> list[str]:
-    """What may stand where the last of the typed words is; nothing: the script knows better."""
+    """Completions of the last typed word; empty: the script decides."""
     if len(typed) < 2:
         return []
     verb, *before, current = typed

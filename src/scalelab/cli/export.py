@@ -119,7 +119,7 @@ def say_how_to_look(uri: str) -> str:
 
 
 def check_export(export: Export) -> None:
-    """Refuse invalid values before any run is read."""
+    """Reject invalid values before any run is read."""
     directories = (export.tensorboard, export.mlflow, export.wandb, export.csv_files)
     if all(one is None for one in directories) and not export.targets:
         raise UsageError("no target: use --tensorboard DIR, --mlflow URI, or another of scalelab export --help")
@@ -139,7 +139,7 @@ def check_export(export: Export) -> None:
 
 
 def check_targets(export: Export) -> None:
-    """Refuse files that cannot be written, and several runs in one."""
+    """Reject files that cannot be written, and several runs in one."""
     for flag, target in export.targets.items():
         if len(export.runs) > 1:
             raise UsageError(f"{flag} takes one run, got {len(export.runs)}: export one after the other")

@@ -27,9 +27,9 @@ MOST_COLUMNS = 100
 INDENT = 30
 """Columns before the text of a flag."""
 LONGEST_CHOICES = 34
-"""Letters of a list of choices that still stands beside its flag."""
+"""Most letters of a list of choices on the line of its flag."""
 FEW_OPTIONS = 4
-"""Options of a workload that stand with their texts in `--help`; more are only named."""
+"""Most options of a workload that `--help` describes; more are only named."""
 FEW_FLAGS = 22
 """A command with no more flags than this has them all in `--help`."""
 COMMON = frozenset(

@@ -1,6 +1,6 @@
 """`scalelab init`: a build file for an existing model, and the defaults of the project.
 
-A process of its own makes the model and finds by trying what its forward takes (`worker/models/inspection.py`). The
+A separate process creates the model and finds out by trial what its forward takes (`worker/models/inspection.py`). The
 file that follows from that trains one step in a rank before anything is written.
 """
 
@@ -42,7 +42,7 @@ MOST_RANKS = 4
 class Init:
     """Write a build file for an existing model, and scalelab.toml with the defaults of the project.
 
-    The model is made, its forward is tried with synthetic inputs, and one step is trained, in processes of their own.
+    The model is made, its forward is tried with synthetic inputs, and one step is trained, in separate processes.
     """
 
     model: Annotated[str | None, tyro.conf.Positional] = None
@@ -107,7 +107,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def ask(question: str, instead: str) -> str:
-    """What a person types; without a terminal there is nobody to ask."""
+    """What a person types; without a terminal it cannot ask."""
     if not sys.stdin.isatty():
         raise UsageError(f"no terminal to ask on: {instead}")
     answer = input(question).strip()

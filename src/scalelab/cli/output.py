@@ -70,7 +70,7 @@ class Output:
         return any(target == "-" for target, _ in self.wanted.values())
 
     def check(self) -> None:
-        """Refuse targets that cannot be written before anything is measured."""
+        """Reject targets that cannot be written before anything is measured."""
         targets = [target for target, _ in self.wanted.values()]
         if self.brief and self.pdf is None:
             raise UsageError("--brief makes the PDF short: use it with --pdf PATH")
@@ -85,7 +85,7 @@ class Output:
 
 
 def check_installed(flag: str) -> None:
-    """Refuse a format whose packages are missing."""
+    """Reject a format whose packages are missing."""
     missing = [name for name in NEEDED.get(flag, ()) if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -138,7 +138,7 @@ def write_formats(document: Document, output: Output, runs: Sequence[Path] = ())
 
 
 def draw_beside(document: Document, page: Path) -> list[str]:
-    """Write the charts as pictures beside a Markdown page; gives their names, none if vl_convert is missing."""
+    """Write the charts as pictures beside a Markdown page; returns their names, none if vl_convert is missing."""
     has_charts = any(section.charts for section in document.sections)
     if not has_charts or find_spec("vl_convert") is None:
         return []
@@ -170,7 +170,7 @@ def write_target(path: Path, made: str | bytes, flag: str) -> None:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Refuse a target before anything is measured."""
+    """Reject a target before anything is measured."""
     if path.exists() and not os.access(path, os.W_OK):
         raise NotWritable(f"{flag} {path} is not writable: use another path")
     if not path.exists() or path.is_file():

@@ -169,7 +169,7 @@ class PlanFlags:
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse invalid values before anything is searched."""
+        """Reject invalid values before anything is searched."""
         self.output.check()
         check_at_least("devices", self.devices, 1)
         if self.global_batch is not None:

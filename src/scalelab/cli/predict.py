@@ -137,7 +137,7 @@ class Predict:
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Reject what cannot work before anything is read."""
         self.output.check()
         for count in self.ranks:
             check_at_least("ranks", count, 1)

@@ -86,7 +86,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def check_origin(store: RunStore, *, is_trusted: bool) -> None:
-    """Refuse to execute what a run of somebody else names, until its user has looked at it."""
+    """Refuse to execute what another user's run names until this user has looked at it."""
     if store.is_own:
         return
     if is_trusted:
@@ -122,7 +122,7 @@ def list_programs(fields: Any) -> Iterator[str]:
 
 
 def open_launchers(store: RunStore, study: Study, resume: Resume) -> Launcher:
-    """The launcher of a run; a comparison in turns has one per side."""
+    """The launcher of a run; an interleaved comparison has one per side."""
     if isinstance(study, Interleaved):
         return SidedLauncher(study, store.trials())
     return choose_launcher(study.job, store.trials(), make_submitter(study, resume.submission))

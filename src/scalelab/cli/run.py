@@ -74,7 +74,7 @@ def note_missing_batch(study: Any) -> None:
 
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
-    """Plan, run, conclude, save and print; gives the exit code."""
+    """Plan, run, conclude, save and print; returns the exit code."""
     from scalelab.cli.batch.submission import prepare, show_jobs
     from scalelab.cli.batch.submit import start_and_submit
     from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks

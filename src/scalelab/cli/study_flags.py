@@ -306,7 +306,7 @@ ROUTED = ("lr", "weight_decay")
 
 
 def check_names(options_class: type[Any], taken: Sequence[str], workload: str) -> None:
-    """Refuse a parameter of `build` with the name of a flag of the study."""
+    """Reject a parameter of `build` with the name of a flag of the study."""
     for one in dataclasses.fields(options_class):
         if (one.name in taken and one.name not in ROUTED) or one.name.replace("_", "-") in FLAGS.values():
             clash = f"its parameter {one.name!r} would be {flag(one.name)}, a flag of the study"

@@ -62,7 +62,7 @@ class TraceFlags:
     --jobs workers of this machine."""
 
     def check(self) -> None:
-        """Refuse invalid flags before anything is read."""
+        """Reject invalid flags before anything is read."""
         check_at_least("top", self.top, 1)
         check_at_least("jobs", self.jobs, 0)
         for flag in ("communication", "compute"):
@@ -98,7 +98,7 @@ class Trace:
     output: Annotated[Output, tyro.conf.arg(help=OUTPUT)] = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse invalid flags before anything is read."""
+        """Reject invalid flags before anything is read."""
         self.output.check()
         self.reading.check()
         if not self.paths:

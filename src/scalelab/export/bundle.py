@@ -41,7 +41,7 @@ SOME_FAILED = 3
 
 
 def check_bundle(directory: Path) -> None:
-    """Refuse a directory that is not empty."""
+    """Reject a directory that is not empty."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--bundle {directory} is a file: use a directory")
     if directory.is_dir() and any(directory.iterdir()):
@@ -76,7 +76,7 @@ def place_scripts(directory: Path, recipe: str, stores: Sequence[RunStore]) -> P
 
 
 def check_names(stores: Sequence[RunStore]) -> None:
-    """Refuse two runs with the same name: one would hide the other."""
+    """Reject two runs with the same name: one would hide the other."""
     names = [store.name for store in stores]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

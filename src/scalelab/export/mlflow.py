@@ -35,7 +35,7 @@ PARENT_TAG = "mlflow.parentRunId"
 
 
 def check_uri(uri: str) -> None:
-    """Refuse a URI that MLflow does not support."""
+    """Reject a URI that MLflow does not support."""
     if not uri.startswith(SCHEMES):
         raise UsageError(f"--mlflow {uri} is not a server or database: use http://HOST:PORT or sqlite:///mlflow.db")
 

@@ -24,7 +24,7 @@ ANSWER = "answer"
 
 
 def write_events(directory: Path, document: Document, results: Sequence[TrialResult]) -> int:
-    """Write the events of a run; gives the number of values. Refuses a directory that is not empty."""
+    """Write the events of a run; returns the number of values. Refuses a directory that is not empty."""
     writers = load_writers()
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(

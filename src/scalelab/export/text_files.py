@@ -169,7 +169,7 @@ def _list_osu_lines(series: TransferSeries) -> Iterator[str]:
 
 
 def write_csv_files(directory: Path, run: Run) -> list[Path]:
-    """Every table and all samples as CSV, each beside its metadata; gives the CSV files."""
+    """Every table and all samples as CSV, each beside its metadata; returns the CSV files."""
     frames = [make_frame(table, name) for name, table in zip(run.tables, run.document.tables, strict=True)]
     frames += [found for kind in ("samples", "transfers", "fetches") if len(found := run.read_raw(kind))]
     written: dict[Path, DataTable] = {}

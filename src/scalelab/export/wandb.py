@@ -39,7 +39,7 @@ def write_offline(
     results: Sequence[TrialResult],
     fields: Mapping[str, str],
 ) -> list[Path]:
-    """Write a run and its trials below DIR/wandb; gives the directories that `wandb sync` takes."""
+    """Write a run and its trials below DIR/wandb; returns the directories that `wandb sync` takes."""
     wandb = load_wandb()
     with storage_errors(directory, "--wandb"):
         directory.mkdir(parents=True, exist_ok=True)

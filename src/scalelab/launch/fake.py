@@ -167,7 +167,7 @@ class FakeLauncher:
 
 
 def _make_sample(rank: int, step: int, kind: StepKind, start: float, seconds: float, ready: float | None) -> StepSample:
-    loss = (1.0 + 1e-12 * rank) / (1 + step)  # ranks see samples of their own
+    loss = (1.0 + 1e-12 * rank) / (1 + step)  # ranks see their own samples
     if kind is not StepKind.PHASES:
         return StepSample(rank, step, kind, start, seconds, loss=loss)
     return StepSample(

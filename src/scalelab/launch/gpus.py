@@ -68,7 +68,7 @@ class GpuState:
     """That compute on it."""
 
     def make_load(self, now: float, seconds: float, number: int) -> DeviceLoad | None:
-        """As one sample of a run; None where not even utilization is known, as of a slice (MIG)."""
+        """As one sample of a run; None if not even utilization is known, as of a slice (MIG)."""
         if self.busy is None:
             return None
         return DeviceLoad(

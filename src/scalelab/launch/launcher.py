@@ -53,7 +53,7 @@ def open_launcher(job: Launched) -> Launcher:
 
 
 def check_torch() -> None:
-    """Refuse at once where nothing can be trained."""
+    """Reject at once where nothing can be trained."""
     if installed_version("torch") is None:
         raise LaunchFailed("torch is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)")
 
@@ -92,7 +92,7 @@ def read_conditions() -> Conditions:
 
 
 def find_steal_ratio(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
-    """The share of processor time that a hypervisor gave to others between two readings; None where none is known."""
+    """The share of processor time that a hypervisor gave to others between two readings; None if none is known."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])

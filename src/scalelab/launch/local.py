@@ -178,7 +178,7 @@ class LocalLauncher:
         self.close()
 
     def check(self) -> None:
-        """Refuse at once where no trial could be launched, before a run is made."""
+        """Reject at once where no trial could be launched, before a run is made."""
         if not self._python:
             check_torch()
 

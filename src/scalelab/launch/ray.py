@@ -116,7 +116,7 @@ class RankActor:
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, command: Sequence[str], variables: Mapping[str, str], dropped: Sequence[str]) -> int:
-        """Run a supervisor that ends with this process; gives its exit code."""
+        """Run a supervisor that ends with this process; returns its exit code."""
         own = {name: value for name, value in os.environ.items() if name not in dropped}
         bound = (command[0], "-P", "-m", "scalelab.launch.bound", str(os.getpid()))
         *words, directory, launch = command

@@ -32,7 +32,7 @@ from scalelab.records.launchers import STARTERS
 
 VERSION_SECONDS = 30.0
 RANK_PREFIX = "SCALELAB_RANK_PREFIX"
-"""The variable that says what stands before the command of every rank: that of a container."""
+"""The variable with the prefix of every rank's command: that of a container."""
 RANK_PYTHON = "SCALELAB_RANK_PYTHON"
 """The variable that says which Python runs the ranks; without it, the one that runs this, in a container its own."""
 CONTAINER_PYTHON = "python3"

@@ -164,7 +164,7 @@ class StepLauncher:
         self.close()
 
     def check(self) -> None:
-        """Refuse at once where nothing can be trained; what a container has is not known here."""
+        """Reject at once where nothing can be trained; what a container has is not known here."""
         if find_interpreter() == (sys.executable,):
             check_torch()
 

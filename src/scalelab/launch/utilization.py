@@ -245,7 +245,7 @@ def make_load(now: float, seconds: float, device: str, busy: float) -> DeviceLoa
 
 
 def find_process_clock(pid: int) -> int | None:
-    """The kernel's clock of a process's processor time (clock_getcpuclockid(3)); None where there is none."""
+    """The kernel's clock of a process's processor time (clock_getcpuclockid(3)); None if there is none."""
     find = getattr(ctypes.CDLL(None), "clock_getcpuclockid", None)
     clock = ctypes.c_int()
     if find is None or find(ctypes.c_int(pid), ctypes.byref(clock)) != 0:

@@ -6,7 +6,7 @@ Every law predicts each known size from the others (leave-one-out), and its weig
 
 With two sizes nothing can be left out and the prior decides: 0.41 linear, 0.37 ring, 0.22 tree. A creep per doubling is
 added for what grows with every job and does not show on two ranks: stragglers, slower links, shared input. The first
-size that leaves a node of N (eight, where a table does not say how many) is another regime: it costs a step of its own,
+size that leaves a node of N (eight, where a table does not say how many) is another regime: it costs its own step,
 and half of the weight goes to the tree, since sizes inside a node say little of rounds between nodes.
 
     s(n) = Σ w · law(n) · (1 + creep · log₂(n / n_last)) · (1 + step, from n_last ≤ N to n > N)

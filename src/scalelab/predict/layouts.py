@@ -202,7 +202,7 @@ class Asked:
         return tensor > 1 and self.has_split_sequence is not False
 
     def complete(self, num_devices: int) -> Layout | None:
-        """The plain layout with these parts; None where they cannot be laid over so many devices."""
+        """The plain layout with these parts; None if they cannot be laid over so many devices."""
         over = (self.tensor or 1) * (self.pipeline or 1) * (self.context or 1)
         if num_devices % over:
             return None

@@ -6,7 +6,7 @@ them off it computes in float32, and about one result in 100,000 lands on the ot
 
 - Activations are uint8, weights int8 with one scale per output channel, biases int32 in units of s_x·s_w: what x86
   multiplies fastest.
-- A ReLU costs nothing where the zero point is the least integer: saturation is the ReLU. With another zero point it is
+- A ReLU costs nothing if the zero point is the least integer: saturation is the ReLU. With another zero point it is
   a Clip of bytes; a float Relu would keep onnxruntime from fusing, and the layer would silently run in float.
 - An unrounded last layer has no QuantizeLinear: onnxruntime has a QGemm with float32 output.
 - Max pooling and flatten are written on bytes.

@@ -61,7 +61,7 @@ class SubmittedTraining(TrainStudy):
         return self.site
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
-        """The answer of the training run; nothing where it did not run, which the row says itself."""
+        """The answer of the training run; nothing if it did not run, which the row says itself."""
         document = super().conclude(results)
         is_run = any(result.status is not Status.NOT_RUN for result in results)
         return document if is_run else replace(document, sections=(), cautions=())

@@ -62,7 +62,7 @@ class Mesh:
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks with samples of their own."""
+        """Ranks with their own samples."""
         return self.dp * self.fsdp * self.ep
 
     @property

@@ -79,7 +79,7 @@ class LayerReport:
     sqnr_alone: float | None = None
     """The same with only this layer in int8."""
     output_sqnr: float | None = None
-    """Of the network's result, with only this layer in int8: what it does to the answer. None where it does nothing."""
+    """Of the network's result, with only this layer in int8: what it does to the answer. None if it does nothing."""
     clipped_share: float | None = None
     """Of its results, those that lie outside of the range."""
     dead_outputs: int | None = None

@@ -14,7 +14,7 @@ from scalelab.records.trial import Trial
 
 
 def check_spreading(name: str, spreading: Spreading) -> None:
-    """Refuse a setting that the strategy would ignore."""
+    """Reject a setting that the strategy would ignore."""
     taken = find_strategy(name).options
     for field in fields(Spreading):
         option = field.name
@@ -24,7 +24,7 @@ def check_spreading(name: str, spreading: Spreading) -> None:
 
 
 def check_strategy(trial: Trial) -> None:
-    """Refuse what the strategy would ignore, and what it cannot do."""
+    """Reject what the strategy would ignore, and what it cannot do."""
     if trial.strategy not in STRATEGIES:
         raise UnknownName("strategy", trial.strategy, STRATEGIES)
     check_spreading(trial.strategy, trial.spreading)
@@ -61,7 +61,7 @@ def check_strategy(trial: Trial) -> None:
 
 
 def check_async(trial: Trial) -> None:
-    """Refuse async TP where nothing could be made asynchronous."""
+    """Reject async TP where nothing could be made asynchronous."""
     if not trial.spreading.async_tp:
         return
     if trial.device != "cuda":
@@ -77,7 +77,7 @@ def check_async(trial: Trial) -> None:
 
 
 def check_checkpoints(trial: Trial) -> None:
-    """Refuse a checkpoint that would hold less than there is."""
+    """Reject a checkpoint that would hold less than there is."""
     run = trial.training_run
     if run is not None and run.keep and not find_strategy(trial.strategy).has_equal_replicas:
         raise UsageError(
@@ -93,7 +93,7 @@ def check_checkpoints(trial: Trial) -> None:
 
 
 def check_pipeline(trial: Trial) -> None:
-    """Refuse a pipeline that its micro-batches do not fill."""
+    """Reject a pipeline that its micro-batches do not fill."""
     stages, count = trial.mesh.pp, trial.num_micro_batches
     if stages == 1:
         return

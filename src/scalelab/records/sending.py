@@ -44,7 +44,7 @@ class Message:
     """Calls in one step."""
     payload_bytes: int | None
     """Of the whole tensors of all calls together: what an all-gather gives and what a reduce-scatter takes, not one
-    rank's piece of it; None where it was not recorded."""
+    rank's piece of it; None if it was not recorded."""
     purpose: str = ""
     """gradients, parameters, buffers, batch norm …; empty: unknown."""
     phase: str = ""

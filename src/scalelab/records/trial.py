@@ -262,7 +262,7 @@ class Trial:
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks with samples of their own; those that share a layer, or are stages of one model, have the same."""
+        """Ranks with their own samples; those that share a layer, or are stages of one model, have the same."""
         return self.mesh.num_data_ranks
 
     @property
@@ -331,7 +331,7 @@ class TrialResult:
 
     @property
     def advice(self) -> str:
-        """What to do about a trial that did not complete; empty where the reason says it, as our own errors do."""
+        """What to do about a trial that did not complete; empty if the reason says it, as our own errors do."""
         if self.status is Status.INVALID and self.cause in (Cause.UNUSABLE, Cause.UNUSED_PARAMETERS):
             return ""
         return {

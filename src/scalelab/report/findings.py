@@ -116,7 +116,7 @@ class CautionKind:
 
 
 def confine_value(value: Known, domain: Domain) -> Known:
-    """The value, its interval cut to the domain; None where it is not a possible number."""
+    """The value, its interval cut to the domain; None if it is not a possible number."""
     if isinstance(value, Estimate):
         return confine(value, domain)
     if isinstance(value, float):
@@ -126,7 +126,7 @@ def confine_value(value: Known, domain: Domain) -> Known:
 
 
 def check_values(kind: str, declared: tuple[str, ...], given: Mapping[str, Known]) -> None:
-    """Refuse values that the kind does not declare: what the table of kinds lists is what a program can rely on."""
+    """Reject values that the kind does not declare: what the table of kinds lists is what a program can rely on."""
     unknown = sorted(set(given) - set(declared))
     if unknown:
         raise ValueError(f"kind {kind!r} does not declare {', '.join(unknown)}: add them to its values")
@@ -141,7 +141,7 @@ def select(
 
 
 def order_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """The weightiest first; equals in the order in which they were found."""
+    """The most important first; equals in the order in which they were found."""
     return sorted(findings, key=lambda finding: -finding.weight)
 
 

@@ -26,7 +26,7 @@ Spec = Mapping[str, Any]
 
 
 def overlay_charts(charts: Mapping[str, Chart]) -> Chart | None:
-    """The same figure of several runs, by their names, as one; None where they cannot share axes."""
+    """The same figure of several runs, by their names, as one; None if they cannot share axes."""
     specs = {name: chart.spec for name, chart in charts.items()}
     first, *others = specs.values()
     if len(specs) < 2 or not all(is_of_lines(spec) for spec in specs.values()):
@@ -48,7 +48,7 @@ def overlay_charts(charts: Mapping[str, Chart]) -> Chart | None:
 
 
 def is_of_lines(spec: Spec) -> bool:
-    """Whether a figure is layers of lines and points with data of their own."""
+    """Whether a figure is layers of lines and points with their own data."""
     layers = spec.get("layer")
     if not isinstance(layers, Sequence) or not any(kind_of(layer) == "line" for layer in layers):
         return False
@@ -228,7 +228,7 @@ def list_titles(document: Document) -> list[str]:
 
 
 def find_chart(document: Document, title: str) -> Chart | None:
-    """The figure of that title; None where there is none, or more than one."""
+    """The figure of that title; None if there is none, or more than one."""
     found = [chart for section in document.sections for chart in section.charts if chart.title == title]
     return found[0] if len(found) == 1 else None
 

@@ -204,7 +204,7 @@ def _format_cell(cell: Cell, unit: Unit) -> str:
 
 
 def _align_widths(texts: Sequence[str]) -> tuple[str, ...]:
-    """The same texts with what follows ± padded, so that the signs stand below each other."""
+    """The same texts with what follows ± padded, so that the signs are aligned."""
     parts = [text.partition(PLUS_MINUS) for text in texts]
     widest = max((len(after) for _, sign, after in parts if sign), default=0)
     return tuple(before + sign + (after.rjust(widest) if sign else "") for before, sign, after in parts)

@@ -126,7 +126,7 @@ class Result:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found, the weightiest first; select by `kind`."""
+        """What was found, the most important first; select by `kind`."""
         return tuple(order_findings(self.document.findings))
 
     @property

@@ -1,4 +1,4 @@
-"""Which launcher runs the trials of a job: that of its record, or several where trials have launchers of their own.
+"""Which launcher runs the trials of a job: that of its record, or several where trials have their own launchers.
 
 Outside an allocation, launchers with a batch system submit a job (`launch/batch`).
 """

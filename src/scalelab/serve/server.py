@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def check_host(self) -> None:
-        """Refuse a request for another host name."""
+        """Reject a request for another host name."""
         host = self.headers.get("Host", "")
         port = self.server.server_address[1]
         own = {f"{name}:{port}" for name in NAMES} | (NAMES if port == HTTP_PORT else set())

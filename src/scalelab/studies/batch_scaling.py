@@ -189,7 +189,7 @@ class BatchAnswer:
 
     @property
     def model(self) -> SaturationFit | None:
-        """The straight line of a rank's own work; None where it or the all-reduce is unknown."""
+        """The straight line of a rank's own work; None if it or the all-reduce is unknown."""
         return self.plain_fit if self.exchange_seconds is not None and self.measured else None
 
     def predict_seconds(self, arm: Arm) -> float | None:

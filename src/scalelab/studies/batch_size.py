@@ -43,7 +43,7 @@ from scalelab.units import format_bytes, format_known, format_quantity, format_s
 POOR_FIT = 0.1
 """A root mean square residual above which a straight line does not describe the steps."""
 LOG_FROM = 8
-"""The largest batch over the smallest from which on the axis of batches is logarithmic."""
+"""The largest batch over the smallest above which the axis of batches is logarithmic."""
 NUM_CURVE_POINTS = 48
 
 HIGHEST_THROUGHPUT = FindingKind(
@@ -148,7 +148,7 @@ class BatchSize(SweepStudy):
 
 
 def check_batches(batches: Sequence[int]) -> None:
-    """Refuse batches that are none, fall, or repeat, naming the flag."""
+    """Reject batches that are none, fall, or repeat, naming the flag."""
     if not batches:
         raise UsageError("--batches needs at least one number, for example --batches 8 16 32")
     for batch in batches:

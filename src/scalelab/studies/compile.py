@@ -209,7 +209,7 @@ def find_payoffs(sweep: Sweep) -> list[Payoff]:
 
 
 def find_break_even(cost: Estimate, saving: Estimate) -> Estimate | None:
-    """The number of steps after which a cost is paid; None where the saving is not clearly above zero."""
+    """The number of steps after which a cost is paid; None if the saving is not clearly above zero."""
     surely = saving.value if saving.low is None else saving.low
     if surely <= 0 or saving.value <= 0:
         return None

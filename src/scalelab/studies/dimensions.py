@@ -89,7 +89,7 @@ class Growth:
     fit: PowerFit
 
     def fit_counts(self, counts: Iterable[float | None]) -> float | None:
-        """The exponent of what a closed form counts for the same sizes; None where it is unknown."""
+        """The exponent of what a closed form counts for the same sizes; None if it is unknown."""
         known = [(size, float(count)) for size, count in zip(self.series, counts, strict=True) if count]
         if len(known) < 2:
             return None

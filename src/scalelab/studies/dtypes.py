@@ -157,7 +157,7 @@ class Dtypes(SweepStudy):
 
 
 def judge_loss(arm: Arm, reference: Arm | None) -> str | None:
-    """Whether the row trains as float32 does; None where that is unknown."""
+    """Whether the row trains as float32 does; None if that is unknown."""
     if is_non_finite(arm):
         return "not finite"
     difference = compare_last_losses(read_losses(arm), read_losses(reference))

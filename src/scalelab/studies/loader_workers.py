@@ -1,7 +1,7 @@
 """Loader workers: the same training run with its batches prepared by 0, 1, 2 … processes beside it.
 
 Without workers a step waits while its batch is cut, augmented and normalised. With them it waits only where they are
-not ready, at the price of processes that need cores of their own, and of handing batches over. A step is split into
+not ready, at the price of processes that need their own cores, and of handing batches over. A step is split into
 that wait (load: the input phase) and the rest (train: forward, backward, optimizer).
 
 On a CPU a rank computes on some of its cores and leaves the rest to its workers, the same in every row
@@ -104,7 +104,7 @@ class LoaderWorkers(SweepStudy):
         return put_on_images(self.job, "has no option 'workers': nothing loads its batches")
 
     def check_option(self) -> None:
-        """Refuse a user's own workload that cannot be given a number of workers."""
+        """Reject a user's own workload that cannot be given a number of workers."""
         found = find_workload(self.job.workload)
         if not isinstance(found, OwnWorkload) or found.takes_any_option:
             return

@@ -227,7 +227,7 @@ class Repeats:
 
     @property
     def ten_steps(self) -> Estimate | None:
-        """The mean of ten settled steps, as if measured in one launch; None where no launch has as many."""
+        """The mean of ten settled steps, as if measured in one launch; None if no launch has as many."""
         found = [statistics.fmean(steps[:TEN]) for steps in self.settled if len(steps) >= TEN]
         return predict_one_more(found) if found else None
 

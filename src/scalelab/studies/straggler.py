@@ -68,7 +68,7 @@ class RankComparison:
 
     @cached_property
     def excesses(self) -> list[Excess]:
-        """Every rank in every phase, the largest excess first; nothing where nothing can be compared."""
+        """Every rank in every phase, the largest excess first; nothing if nothing can be compared."""
         return find_excesses(self.launches) if self.arm.is_measured else []
 
     @cached_property
@@ -82,7 +82,7 @@ class RankComparison:
 
     @cached_property
     def longest_waiting(self) -> RankBreakdown | None:
-        """The rank that waits most for others; None where waiting is unknown."""
+        """The rank that waits most for others; None if waiting is unknown."""
         ranks = breakdown.break_arm(self.arm) or []
         return max(ranks, key=lambda parts: parts.parts["waiting"].value, default=None)
 

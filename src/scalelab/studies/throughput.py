@@ -107,7 +107,7 @@ class Throughput(SweepStudy):
             yield draw_launches(arm, name_samples(self.job, [arm]))
 
     def extrapolate(self, arm: Arm) -> Extrapolation | None:
-        """What the larger model would need; None where nothing was measured, or samples have no tokens."""
+        """What the larger model would need; None if nothing was measured, or samples have no tokens."""
         num_parameters = count_parameters(arm)
         if not arm.is_measured or num_parameters is None or name_samples(self.job, [arm]) != "tokens":
             return None

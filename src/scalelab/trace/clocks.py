@@ -112,7 +112,7 @@ Pairs = list[tuple[int, int]]
 
 
 def align_lists(left: Sequence[Hashable], right: Sequence[Hashable]) -> Pairs:
-    """Places in both that hold equal entries, in order; nothing where the lists differ too much.
+    """Places in both that hold equal entries, in order; nothing if the lists differ too much.
 
     Where several answers are as good, entries are paired as early as possible.
     """

@@ -170,7 +170,7 @@ def _decode(raw: msgspec.Raw) -> list[Any]:
 
 
 def _count_elements(shape: Any) -> int | None:
-    """Of one tensor, or of a list of tensors; None where the shape was not recorded."""
+    """Of one tensor, or of a list of tensors; None if the shape was not recorded."""
     if not isinstance(shape, list) or not shape:
         return None
     if all(isinstance(part, list) for part in shape):

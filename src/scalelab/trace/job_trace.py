@@ -63,7 +63,7 @@ class JobTrace:
 
     @cached_property
     def arrivals(self) -> JobArrivals | None:
-        """Who waited for whom; None where nothing could be matched."""
+        """Who waited for whom; None if nothing could be matched."""
         return find_arrivals(self.matching) if self.matching is not None and self.matching.num_matched else None
 
 

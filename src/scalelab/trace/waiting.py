@@ -171,7 +171,7 @@ class KindSummary:
     p95_ns: float
     max_ns: int
     algorithm_bandwidth: float | None
-    """Bytes per second; None where no size is known, or no time passed."""
+    """Bytes per second; None if no size is known, or no time passed."""
     bus_bandwidth: float | None
     """The same; None also where the size of the group is not known."""
 

@@ -11,8 +11,8 @@ then the checkpoint before is taken.
 
 A run may continue on another mesh, strategy or number of ranks: `strategies/state.py` gives model and optimizer names
 and an order that no strategy changes, and torch.distributed.checkpoint reads other pieces than were written. Its global
-batch stays, so its data goes on at the same sample. Losses are then those of the new layout: sums in another order, and
-other dropout masks where the number of ranks with samples of their own changes.
+batch stays, so its data continues at the same sample. Losses are then those of the new layout: sums in another order,
+and other dropout masks if the number of ranks with their own samples changes.
 
 Going on bit for bit takes one thing more under DDP. It orders its buckets by the first backward pass, and with three
 or more ranks the order in which a sum is formed depends on where in a bucket a gradient lies. So a step is taken
@@ -179,7 +179,7 @@ def load_checkpoint(path: Path, training: Training, trial: Trial, rank: int) -> 
 
 
 def check_same_job(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to go on from the checkpoint of another job; of the layout only what changes learning must match."""
+    """Refuse to continue from the checkpoint of another job; of the layout only what changes learning must match."""
     before, now = list_fixed(saved), list_fixed(wanted)
     for name, value in now.items():
         if before.get(name) != value:
@@ -201,7 +201,7 @@ def find_mesh(job: dict[str, Any]) -> Mesh:
 
 
 def find_writer(job: dict[str, Any], trial: Trial, rank: int) -> int:
-    """The rank of a differently arranged job whose samples, or some of whose samples, this one goes on with."""
+    """The rank of a differently arranged job whose samples, or some of whose samples, this one continues with."""
     mesh = find_mesh(job)
     if not find_strategy(job["strategy"]).has_processes:
         return 0

@@ -71,7 +71,7 @@ class MessageBuffers:
     num_ranks: int
     whole: torch.Tensor
     other: torch.Tensor
-    """One rank's piece, or what is received; empty where the operation works in place."""
+    """One rank's piece, or what is received; empty if the operation works in place."""
 
     @property
     def payload_bytes(self) -> int:
@@ -147,7 +147,7 @@ def run_exchange(
             transfers.append(line)
             file.write(render_transfers([line]).partition("\n")[2])
             file.flush()
-    _meet(device)  # closing sockets shall look to nobody like a lost peer
+    _meet(device)  # so that no rank takes a closing socket for a lost peer
 
 
 def make_messages(exchange: Exchange, rank: int, num_ranks: int, device: torch.device) -> list[MessageBuffers]:

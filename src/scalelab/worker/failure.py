@@ -99,7 +99,7 @@ def _explain_loss(error: BaseException, model: nn.Module | None) -> str:
 
 
 def _name_unused(error: BaseException, model: nn.Module | None) -> str:
-    """The parameters that DDP gives by their numbers, or that there are some."""
+    """The parameters that DDP lists by number, or words for some."""
     numbers = UNUSED_NUMBERS.search(str(error))
     plain: nn.Module | None = getattr(model, "module", None)
     if numbers is None or plain is None:

@@ -84,7 +84,7 @@ def run_reading(
     finally:
         reader.close()
     if dist.is_initialized():
-        dist.barrier()  # closing sockets shall look to nobody like a lost peer
+        dist.barrier()  # so that no rank takes a closing socket for a lost peer
     peak = report.peak_memory_bytes or read_high_water()
     return replace(report, peak_memory_bytes=peak, reading=reader.report)
 
@@ -184,7 +184,7 @@ class PassReader:
             self._open(is_cold=False)
 
     def _find_order(self, one: Pass) -> Order | None:
-        """The order of a pass; None where it is the set's own and the set has none."""
+        """The order of a pass; None if it is the set's own and the set has none."""
         return self.place.blocks.order if one.order == "blocks" and self.place.blocks else ORDERS.get(one.order)
 
     def _cut(self, num_samples: int) -> Partition:

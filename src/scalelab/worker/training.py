@@ -154,7 +154,7 @@ def dress_workload(workload: Workload, trial: Trial, rank: int, device: torch.de
 
 
 def check_workload(workload: Workload, trial: Trial) -> None:
-    """Refuse what the strategy or the flags of a trial cannot be combined with."""
+    """Reject what the strategy or the flags of a trial cannot be combined with."""
     strategy, passes, micro = find_strategy(trial.strategy), workload.accumulation, trial.shape.micro_batch
     if hasattr(workload.test_batches, "__next__"):
         raise UsageError("test_batches can be iterated only once: return a list or a DataLoader from build()")
@@ -184,7 +184,7 @@ def check_workload(workload: Workload, trial: Trial) -> None:
 
 
 def check_cuts(workload: Workload, trial: Trial) -> None:
-    """Refuse batches that a mesh cannot cut."""
+    """Reject batches that a mesh cannot cut."""
     if trial.mesh.cp > 1 and (workload.test_batches is not None or workload.batch_dim):
         raise UsageError("cp cuts every batch along its second dimension and evaluates none: use --strategy tp")
     if trial.mesh.pp > 1 and workload.batch_dim:
@@ -192,7 +192,7 @@ def check_cuts(workload: Workload, trial: Trial) -> None:
 
 
 def check_gradients(workload: Workload, trial: Trial) -> None:
-    """Refuse what has to be done with gradients that the strategy has in pieces, or to itself."""
+    """Reject what has to be done with gradients that the strategy has in pieces, or to itself."""
     strategy = find_strategy(trial.strategy)
     if (strategy.splits_model or strategy.keeps_gradients) and workload.clip_norm is not None:
         raise UsageError(

@@ -52,7 +52,7 @@ class Score:
 
     loss: float
     accuracy: float | None
-    """The share of right answers; None where the output has no classes."""
+    """The share of right answers; None if the output has no classes."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the workload's own evaluation gives besides."""
 

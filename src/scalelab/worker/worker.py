@@ -296,7 +296,7 @@ def write_flight(trial: Trial, assignment: Assignment) -> None:
     dump: Any = by_nccl or getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is not None:
         file = flight_file(Path(assignment.directory), assignment.rank)
-        with contextlib.suppress(OSError, RuntimeError):  # nobody would see it, and the time limit comes anyway
+        with contextlib.suppress(OSError, RuntimeError):  # it would not be seen, and the time limit comes anyway
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(dump())
 

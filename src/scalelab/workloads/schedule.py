@@ -43,7 +43,7 @@ def count_warmup_steps(optimization: Optimization, steps_per_epoch: int | None) 
 
 
 def check_schedule(optimization: Optimization, base_lr: float) -> None:
-    """Refuse a cosine that ends above the (scaled) base rate."""
+    """Reject a cosine that ends above the (scaled) base rate."""
     if optimization.schedule == "cosine" and optimization.lr_min > base_lr:
         raise UsageError(f"--lr-min must be at most the learning rate {base_lr:g}, got {optimization.lr_min:g}")
 

@@ -24,7 +24,7 @@ from scalelab.records.trial import Option
 from scalelab.units import format_bytes
 
 LIBRARIES = ("hf", "timm", "diffusers")
-"""What may stand before the colon of a model of another library: `hf:gpt2`."""
+"""Prefixes of models of other libraries: `hf:gpt2`."""
 SLOW_LIBRARIES = ("transformers", "timm", "diffusers", "torchvision", "torch_geometric")
 """Libraries of models, which take seconds to import."""
 LIBRARY_FILE = Path(__file__).parents[1] / "worker" / "models" / "libraries.py"
@@ -315,7 +315,7 @@ def ship_callable(build: Callable[..., object], directory: Path, name: str, labe
 
 
 def _quote_source(build: Callable[..., object]) -> str:
-    """The source of a function as comments, for readers; nothing where it is not known."""
+    """The source of a function as comments, for readers; nothing if it is not known."""
     try:
         lines = inspect.getsource(build).splitlines()
     except (OSError, TypeError):

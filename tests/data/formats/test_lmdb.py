@@ -35,7 +35,7 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
     ("num_samples", "width"), [(1, 1), (5000, 1), (3000, 100), (300, 2000), (60, 5000), (3, 400_000)]
 )
 def test_records_of_any_size_are_found(tmp_path: Path, num_samples: int, width: int) -> None:
-    """Many to a page, few to a page, on pages of their own; trees of one to three levels."""
+    """Many to a page, few to a page, on their own pages; trees of one to three levels."""
     array = np.random.default_rng(0).integers(0, 255, (num_samples, width)).astype(np.uint8)
     write_set(tmp_path / "a.lmdb", {"x": array, "y": np.arange(num_samples)}, format="lmdb")
     x, y = StoredSet(tmp_path / "a.lmdb").__getitems__(np.arange(num_samples)[::-1])
@@ -44,7 +44,7 @@ def test_records_of_any_size_are_found(tmp_path: Path, num_samples: int, width: 
 
 
 def test_a_directory_and_records_in_any_order_of_writing_are_read(tmp_path: Path) -> None:
-    """As other programs write them: pages are split, some are left over, and the lock has a file of its own."""
+    """As other programs write them: pages are split, some are left over, and the lock has its own file."""
     numbers = np.random.default_rng(1).permutation(2000)
     with lmdb.open(str(tmp_path / "a.lmdb"), map_size=1 << 24) as file:
         for part in np.split(numbers, 10):

@@ -48,7 +48,7 @@ group.create_array("y", data=np.arange(16) // 8 + 5, chunks=(8,), fill_value=5)
 
 
 def test_the_library_and_this_reader_understand_each_other(tmp_path: Path) -> None:
-    """In a process of its own: the library leaves threads behind."""
+    """In its own process: the library leaves threads behind."""
     source = make_source("zarr")
     for compression in ("zstd", "gzip", "none"):
         options = {"compression": compression, "chunk_samples": 8}

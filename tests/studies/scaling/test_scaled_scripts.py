@@ -83,7 +83,7 @@ def test_ranks_that_train_models_of_their_own_have_no_speedup(tmp_path: Path, ha
     assert document.findings[0].text.startswith("The 2 ranks trained 2 separate models, not one")
     why = "the ranks sent each other nothing" if has_group else "the script has no process group"
     messages = [one.message for one in document.cautions if one.kind == "ranks-alone"]
-    assert messages[0] == f"script × 2: {why}: each rank trains a model of its own"
+    assert messages[0] == f"script × 2: {why}: each rank trains its own model"
 
 
 def test_a_placeholder_may_be_multiplied_and_divided() -> None:

@@ -59,7 +59,7 @@ def test_variables_that_name_no_rank_are_not_heeded(monkeypatch: pytest.MonkeyPa
 
 
 def train_unrecorded(capsys: pytest.CaptureFixture[str], runs_dir: Path) -> str:
-    """Train with a Meter that can record nothing; gives the one line that it says."""
+    """Train with a Meter that can record nothing; returns the one line that it says."""
     with Meter("my-run", runs_dir=runs_dir) as meter:
         assert list(meter.steps([1, 2])) == [1, 2]
     assert not runs_dir.exists()

@@ -35,7 +35,7 @@ SMALL = {"samples": 16, "features": 16, "d_model": 16, "feedforward": 16}
 
 @pytest.fixture(autouse=True)
 def nothing_stays_imported() -> Iterator[None]:
-    """A rank imports the user's file into a process of its own; a test takes it out again."""
+    """A rank imports the user's file into its own process; a test takes it out again."""
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path

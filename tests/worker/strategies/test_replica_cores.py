@@ -1,4 +1,4 @@
-"""Replicas of an emulated dp on cores of their own."""
+"""Replicas of an emulated dp on their own cores."""
 
 from __future__ import annotations
 

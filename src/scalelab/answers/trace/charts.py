@@ -169,7 +169,7 @@ def plot_recorded_step(arms: Sequence[Arm], find_directory: Callable[[str], Path
 
 
 def read_recorded(directory: Path) -> JobTrace | None:
-    """The traces of a trial; None where there are none, or they cannot be read at once."""
+    """The traces of a trial; None if there are none, or they cannot be read at once."""
     if not (directory / "trace").is_dir():
         return None
     try:
@@ -182,7 +182,7 @@ def read_recorded(directory: Path) -> JobTrace | None:
 
 
 def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str = "") -> Chart | None:
-    """Every rank's step on one clock; None where nothing ran in it."""
+    """Every rank's step on one clock; None if nothing ran in it."""
     steps = {timeline.step for timeline in timelines.values()}
     shown = {rank: timeline for rank, timeline in timelines.items() if timeline.lanes}
     chosen = dict(list(shown.items())[:MOST_RANKS])

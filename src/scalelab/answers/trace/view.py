@@ -101,11 +101,11 @@ class TraceView:
 
     @cached_property
     def arrivals(self) -> JobArrivals | None:
-        """Who waited for whom in these; None where there are none."""
+        """Who waited for whom in these; None if there are none."""
         return find_arrivals(self.matching) if self.matching is not None and self.matching.num_matched else None
 
     def check(self) -> None:
-        """Refuse steps that no trace has."""
+        """Reject steps that no trace has."""
         known = {step.number for trace in self.job.ranks for step in trace.tables.steps}
         missing = sorted((self.steps or frozenset()) - known)
         if missing:

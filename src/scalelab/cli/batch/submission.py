@@ -65,7 +65,7 @@ class Submission:
 
 
 def check_unused(submission: Submission, job: Job) -> None:
-    """Refuse flags of a batch system that would have no effect: without one, or inside its job."""
+    """Reject flags of a batch system that would have no effect: without one, or inside its job."""
     is_inside = job.launcher in SCHEDULERS and find_scheduler(job.launcher, os.environ) is None
     given = [name for name in list_given(submission) if name not in LAUNCHERS[job.launcher].manifest_flags]
     if not given or (job.launcher in SCHEDULERS and not is_inside):
@@ -78,7 +78,7 @@ def check_unused(submission: Submission, job: Job) -> None:
 
 
 def check_unused_by_rows(submission: Submission, study: Study, trials: Sequence[Trial]) -> None:
-    """The same for a recipe, whose rows have launchers of their own and may be jobs."""
+    """The same for a recipe, whose rows have their own launchers and may be jobs."""
     given = list_given(submission)
     jobs = [Job(launcher=trial.launcher) for trial in trials if study.find_site(trial) is not None]
     is_submitted = any(find_scheduler(job.launcher, os.environ) for job in jobs)

@@ -49,7 +49,7 @@ class DataConvert:
     """Time shuffled reads of both files."""
 
     def check(self) -> None:
-        """Refuse invalid values before anything is read."""
+        """Reject invalid values before anything is read."""
         for name in (self.format, self.source_format):
             if name:
                 find_entry(name)
@@ -165,7 +165,7 @@ class Tokenize:
     """v1: uint16 with a header; v7: uint32 with a header; raw: uint16 without a header."""
 
     def check(self) -> None:
-        """Refuse invalid values before anything is read."""
+        """Reject invalid values before anything is read."""
         check_share("test_share", self.test_share)
         check_at_least("tokens_per_shard", self.tokens_per_shard, 1)
         if self.test_tokens is not None:

@@ -56,7 +56,7 @@ class DataDoctor:
     output: Output = field(default_factory=Output)
 
     def check(self) -> None:
-        """Refuse invalid values before anything is read."""
+        """Reject invalid values before anything is read."""
         self.output.check()
         check_at_least("batch", self.batch, 1)
         check_positive("seconds", self.seconds)

@@ -47,7 +47,7 @@ class FetchFlags:
     """Local archive, package or directory to use instead of the network."""
 
     def check(self) -> None:
-        """Refuse invalid values before anything is downloaded."""
+        """Reject invalid values before anything is downloaded."""
         if self.carrier is not None and self.source is not None:
             raise UsageError(f"--source {self.source} and --from exclude each other: use one")
         if self.carrier is not None and not self.carrier.exists():

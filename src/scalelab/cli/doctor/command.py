@@ -387,7 +387,7 @@ def list_mistakes(lines: Sequence[RankLine], ranks: Sequence[int]) -> list[Docto
 
 
 def print_mistakes(console: Console, checks: Sequence[DoctorCheck], *, is_json: bool) -> int:
-    """Print problems as lines or JSON; gives the exit code."""
+    """Print problems as lines or JSON; returns the exit code."""
     for check in checks:
         print_check(console, check, is_json=is_json)
     return 1 if any(check.grade is Grade.FAILED for check in checks) else 0

@@ -114,7 +114,7 @@ class ArrayColumn:
 
 @dataclass(frozen=True)
 class OddColumn:
-    """An array that NumPy's `take` would copy whole for every batch: unaligned, not contiguous, or in foreign byte
+    """An array that NumPy's `take` would copy whole for every batch: unaligned, not contiguous, or in another byte
     order. Samples are returned in native byte order."""
 
     field: SampleField
@@ -145,7 +145,7 @@ def make_array_column(name: str, array: Array) -> ArrayColumn | OddColumn:
 
 
 def check_arrays(arrays: Arrays) -> int:
-    """Refuse what cannot be stored as columns; returns the number of samples."""
+    """Reject what cannot be stored as columns; returns the number of samples."""
     if not arrays:
         raise UsageError("nothing to store: pass at least one array")
     for name, array in arrays.items():
@@ -184,7 +184,7 @@ def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int
 
 
 def check_columns(path: Path, columns: Iterable[StoredColumn]) -> int:
-    """Refuse columns that do not fit together; returns the number of samples."""
+    """Reject columns that do not fit together; returns the number of samples."""
     lengths = {column.field.name: len(column) for column in columns}
     if not lengths:
         raise DataUnreadable(f"{path} contains no arrays: use `scalelab data convert` to write a file that does")

@@ -270,7 +270,7 @@ def _read_store(name: str, folder: Path, is_complete: bool) -> ChunkStore:
 
 
 def _check_kinds(folder: Path, told: dict[str, Any]) -> None:
-    """Refuse parts of the specification that this reader does not support."""
+    """Reject parts of the specification that this reader does not support."""
     first, *others = [codec["name"] for codec in told["codecs"]]
     unknown = [name for name in others if name not in DECODERS]
     if first != "bytes" or unknown or len([name for name in others if name != "crc32c"]) > 1:

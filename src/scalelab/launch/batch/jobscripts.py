@@ -66,7 +66,7 @@ class JobRequest:
         return self.batch_directory / f"{self.name}.log"
 
     def check(self) -> None:
-        """Refuse paths that would break in a job script."""
+        """Reject paths that would break in a job script."""
         for path in (self.directory, self.batch_directory):
             if not PLAIN.fullmatch(str(path)):
                 raise UsageError(
@@ -76,7 +76,7 @@ class JobRequest:
 
 
 def check_psij() -> None:
-    """Refuse at once where nothing can be submitted."""
+    """Reject at once where nothing can be submitted."""
     if installed_version("psij-python") is None:
         raise LaunchFailed(NO_PSIJ)
 

@@ -155,7 +155,7 @@ def plan_pods(trials: Sequence[Trial], site: Site, runs_dir: Path, words: Sequen
 
 
 def write_manifests(trials: Sequence[Trial], site: Site, runs_dir: Path, words: Sequence[str]) -> str:
-    """Write both manifests into the working directory; gives what to do with them."""
+    """Write both manifests into the working directory; returns what to do with them."""
     pods = plan_pods(trials, site, runs_dir, words)
     lines = [f"\nManifests for {pods.num_pods} pods of {pods.image} (nothing was submitted):"]
     kinds = {

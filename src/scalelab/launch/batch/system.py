@@ -110,7 +110,7 @@ class BatchSystem:
         self._executor = make_executor(scheduler, self.directory)
 
     def check(self) -> None:
-        """Refuse at once where nothing can be submitted."""
+        """Reject at once where nothing can be submitted."""
         (program, *_) = self._executor.get_cancel_command("0")
         for name in (find_batch(self.scheduler).submit, program):
             if shutil.which(name) is None:

@@ -53,7 +53,7 @@ def _find_tail(rest: str, match: re.Match[str]) -> str:
 
 
 def read_node_file(path: Path) -> list[str]:
-    """The distinct nodes of PBS's file, in order: with several processes per node a name may stand there repeatedly."""
+    """The distinct nodes of PBS's file, in order: with several processes per node a name may occur repeatedly."""
     try:
         lines = path.read_text(encoding="utf-8").split()
     except OSError as error:
@@ -170,7 +170,7 @@ MOST_RANKS = 10_000_000
 
 
 def read_apinfo(path: Path) -> list[tuple[int, int]] | None:
-    """The local rank and the node of every rank; None where the file cannot be read, or is of another version.
+    """The local rank and the node of every rank; None if the file cannot be read, or is of another version.
 
     PALS describes a job in it for Cray's PMI library; Slurm and Flux write the same on a Cray EX. It has a header and
     tables whose places the header gives, in the machine's own byte order; only version 1, and only what it says of

@@ -194,7 +194,7 @@ def _refuse_alone(claim: Claim, around: Sequence[Claim]) -> None:
 
 def _refuse_driver(claim: Claim, around: Sequence[Claim]) -> None:
     """Fewer ranks of torchrun than of MPI beside them: mpirun was started by a rank of torchrun, whose variables it
-    passed on, or each rank of MPI started a torchrun of its own. Variables cannot tell."""
+    passed on, or each rank of MPI started its own torchrun. Variables cannot tell."""
     num_ranks = claim.num_ranks or 1
     inner = next((one for one in around if one.source in MPI and (one.num_ranks or 1) > num_ranks), None)
     if claim.source == "torchrun" and inner is not None:

@@ -163,7 +163,7 @@ def emulate_hosts(num_hosts: int, link: Link) -> Iterator[list[EmulatedHost]]:
 
 
 def remove_stale() -> list[str]:
-    """Remove what ended processes left behind, and nothing else; gives the names."""
+    """Remove what ended processes left behind, and nothing else; returns the names."""
     left = [name for name in list_namespaces() if _is_abandoned(name)]
     remove_namespaces(left)
     return left

@@ -187,7 +187,7 @@ def bind_cores(
     numa_nodes: Mapping[int, Sequence[int]],
     wanted: Sequence[int | None] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """The cores of each rank of one host, out of those that there are.
+    """The cores of each rank of one host, out of the available ones.
 
     `wanted` has the NUMA nodes that ranks' devices are on; where one is not known ranks are spread evenly.
     """

@@ -200,7 +200,7 @@ def round_bias(layer: Layer, sum_scale: float, settings: LabSettings) -> torch.T
 
 
 def check_sums(layer: Layer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Refuse a layer whose sums may exceed exact float32."""
+    """Reject a layer whose sums may exceed exact float32."""
     largest = weight.double().flatten(1).abs().sum(1) * -LOW
     if bias is not None:
         largest = largest + bias.double().abs()

@@ -121,7 +121,7 @@ def find_side(outcome: Outcome | None, label: str) -> Arm | None:
 
 
 def divide_memory(numerator: Arm | None, denominator: Arm | None) -> float | None:
-    """Of accounted peaks; None where either is missing."""
+    """Of accounted peaks; None if either is missing."""
     found = [read_memory(arm) if arm else None for arm in (numerator, denominator)]
     return found[0] / found[1] if found[0] and found[1] else None
 

@@ -226,7 +226,7 @@ def measure_dtypes(outcome: Outcome | None) -> dict[str, int]:
 
 
 def describe_lost(outcomes: Outcomes) -> Iterator[str]:
-    """Which data types lose the loss: less memory is worth nothing where nothing is learnt."""
+    """Which data types lose the loss: less memory is worth nothing if nothing is learnt."""
     lost: dict[str, list[int]] = {}
     for length in LENGTHS:
         for arm in list_arms(outcomes.get(f"length{length}")):

@@ -83,7 +83,7 @@ def compare_as_published(size: Size, outcomes: Outcomes) -> Iterator[Table | Non
 
 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
-    """Ring bytes of a step over how much longer it is than on one device; None where that may be zero."""
+    """Ring bytes of a step over how much longer it is than on one device; None if that may be zero."""
     excess = communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True)
     if excess.low is None or excess.low <= 0:
         return None
@@ -92,7 +92,7 @@ def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
 
 
 def bound_bandwidth(plain: Arm, arm: Arm) -> float | None:
-    """The least bandwidth that the longest possible communication leaves; None where that is unknown."""
+    """The least bandwidth that the longest possible communication leaves; None if that is unknown."""
     excess = communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True)
     sent = count_wire_bytes("all_reduce", count_gradient_bytes(arm), arm.trial.num_ranks)
     return None if sent is None or excess.high is None or excess.high <= 0 else sent / excess.high

@@ -1,1 +1,1 @@
-"""Figures as Vega-Lite specifications: pure functions of rows with raw numbers, without colours of their own."""
+"""Figures as Vega-Lite specifications: pure functions of rows with raw numbers, without their own colours."""

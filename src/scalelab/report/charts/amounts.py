@@ -45,13 +45,13 @@ from scalelab.units import choose_unit, format_quantity, format_value
 
 MOST_SERIES = 8
 DECADES = 50
-"""The largest number over the smallest from which on an axis is logarithmic."""
+"""The largest number over the smallest above which an axis is logarithmic."""
 BAR_HEIGHT = 26
 SUB_BAR_HEIGHT = 17
 LETTER_PIXELS = 5.6
 """How wide a letter at the end of a bar is, about."""
 ROOM = 1.22
-"""How far an axis reaches, over its longest bar, where words stand at the ends of bars."""
+"""How far an axis reaches, over its longest bar, if bars end in words."""
 NAME = "name"
 STATUS_FIELDS = {"name_text": "run", "series": "series", "status": "status", "reason": "reason"}
 
@@ -65,7 +65,7 @@ def plot_amounts(
     reference: float | None = None,
     name_title: str = "",
 ) -> Chart | None:
-    """One bar or point for every row; None where fewer than two have a number.
+    """One bar or point for every row; None if fewer than two have a number.
 
     `reference`: a number to compare all others with, in base units, drawn as a line.
     """
@@ -101,7 +101,7 @@ def measure_height(names: Iterable[str], num_series: int) -> int:
 
 
 def read_number(row: Mapping[str, Any], field: str) -> float | None:
-    """A row's number without its interval; None where there is none that could be drawn."""
+    """A row's number without its interval; None if there is none that could be drawn."""
     value = row.get(field)
     number = value.value if isinstance(value, Estimate) else value
     if number is None or isinstance(number, str | bool) or not math.isfinite(number):
@@ -254,7 +254,7 @@ class HistogramBins:
 def plot_histogram(
     *, title: str, axis_title: str, bins: Mapping[str, HistogramBins], marks: Rows = (), caption: str = ""
 ) -> Chart | None:
-    """One area of bars for every series; None where nothing was counted."""
+    """One area of bars for every series; None if nothing was counted."""
     known = {clean_text(name): one for name, one in bins.items() if sum(one.counts) and one.high > one.low}
     if not known:
         return None

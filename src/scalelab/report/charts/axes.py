@@ -24,14 +24,14 @@ from scalelab.units import GROUP_SEPARATOR, UNKNOWN, Quantity, Unit, choose_unit
 Row = Mapping[str, "Value | Estimate"]
 Rows = Sequence[Row]
 WIDE = 1000.0
-"""A logarithmic axis that spans more has labels with units of their own."""
+"""A logarithmic axis that spans more has labels with their own units."""
 OWN_UNITS: Mapping[Quantity, tuple[Quantity, str]] = {
     "seconds": ("seconds", ""),
     "latency": ("seconds", ""),
     "bytes": ("bytes", ""),
     "bandwidth": ("bytes", "/s"),
 }
-"""Quantities whose labels may have units of their own, and where these come from."""
+"""Quantities whose labels may have their own units, and where these come from."""
 GROUPED = f"join(split(datum.label, ','), '{GROUP_SEPARATOR}')"
 """Thousands are set apart as in tables."""
 MOST_TICKS = 9

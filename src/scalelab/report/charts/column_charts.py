@@ -38,7 +38,7 @@ def draw_columns(
     from_zero: bool = True,
     caption: str = INTERVALS,
 ) -> Chart | None:
-    """Columns of a table as bars by the names of its rows; None where fewer than two numbers are known."""
+    """Columns of a table as bars by the names of its rows; None if fewer than two numbers are known."""
     rows = read_columns(table, columns, leaving_out=(CONTROL,))
     has_control = any(cells[0].value == CONTROL for cells in table.rows)
     return plot_amounts(
@@ -88,7 +88,7 @@ def draw_lines(
 def draw_stacks(
     table: Table, columns: Columns, *, title: str, axis_title: str = "", rest: str = "", caption: str = ""
 ) -> Chart | None:
-    """Columns of a table as parts of one bar per row; None where no number is known.
+    """Columns of a table as parts of one bar per row; None if no number is known.
 
     `rest` names a further part: what the columns, which are shares, leave of 1.
     """
@@ -123,7 +123,7 @@ def _complete_caption(caption: str, rows: Rows) -> str:
 
 
 def keep_charts(*charts: Chart | None) -> tuple[Chart, ...]:
-    """Those that there are."""
+    """The keys that the table has."""
     return tuple(chart for chart in charts if chart is not None)
 
 
@@ -175,7 +175,7 @@ def _format_column(table: Table, index: int) -> list[str]:
 
 
 def _find_status(table: Table, cells: Sequence[Cell], position: Mapping[str, int], columns: Columns) -> str:
-    """The word that stands in the place of a number, in the wanted columns or in the first that has one."""
+    """The word in place of a number, in the wanted columns or in the first that has one."""
     every = [*(position[key] for key in columns), *range(1, len(cells))]
     words = [
         str(cells[index].value)

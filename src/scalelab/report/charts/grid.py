@@ -71,7 +71,7 @@ def fill_grid(rows: Rows, x: Axis, y: Axis, value: Axis) -> list[Row]:
 
 
 def shade_cells(plotted: Plotted, field: str, *, is_log: bool) -> list[dict[str, Any]]:
-    """Every cell with what is written in it, and whether that is white; the unit stands at the colours."""
+    """Every cell with what is written in it, and whether that is white; the unit is in the colour legend."""
     unit = plotted.units[field]
     numbers = [float(one[field]) for one in plotted.values if one.get(field) is not None]
     low, high = min(numbers), max(numbers)

@@ -31,7 +31,7 @@ from scalelab.report.charts.plot import (
 from scalelab.report.document import Chart
 
 FROM_LOG = 8
-"""Numbers of ranks from which on the axes are logarithmic."""
+"""From this many ranks on, the axes are logarithmic."""
 NUM_PLACES = 25
 """Of a guide, from the smallest to the largest number of ranks."""
 Law = Callable[[float], float]

@@ -136,7 +136,7 @@ def choose_shapes(names: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 def choose_dashes(names: Sequence[str], own: Sequence[str]) -> list[list[int]]:
-    """The first series is a whole line; guides have dashes of their own."""
+    """The first series is a whole line; guides have their own dashes."""
     guides = [name for name in names if name not in own]
     return [
         DASHES[own.index(name) % len(DASHES)] if name in own else GUIDE_DASHES[guides.index(name) % len(GUIDE_DASHES)]
@@ -172,7 +172,7 @@ def plot_bars(
 ) -> Chart:
     """A stacked bar along x (numbers) for every name of y; a part that is wide enough has the name of its series in it.
 
-    `failed` rows have a name on y and a `status`, which stands in place of their bar.
+    `failed` rows have a name on y and a `status`, which replaces their bar.
     """
     plotted = convert_rows(rows, (x, y), scaled_as=measure_stacks(rows, x, y).values())
     crossed = wrap_names(convert_rows(failed, (x, y), rows).values, y.field)

@@ -40,7 +40,7 @@ from scalelab.report.document import Chart
 
 HEIGHT = 170
 WIDE = 8.0
-"""The longest over the median time from which on the axis is logarithmic."""
+"""The longest over the median time above which the axis is logarithmic."""
 STEP, WARM_UP, OUTLIER, MEDIAN, DRIFT = "step", "warm-up", "outlier", "launch median", "trend over launches"
 LOOKS = {STEP: ("circle", 14), WARM_UP: ("triangle-up", 26), OUTLIER: ("diamond", 70)}
 
@@ -96,7 +96,7 @@ ROW_HEIGHT, DENSE_ROW_HEIGHT, MANY_ROWS = 46, 34, 8
 HALF = 0.42
 """Of a row, from its middle to its edge."""
 WIDE_BOX = 20.0
-"""The longest over the shortest time from which on the axis is logarithmic."""
+"""The longest over the shortest time above which the axis is logarithmic."""
 ENDS = ("quarter", "three_quarters")
 STEP_TOOLTIP = {"name": "configuration", "seconds_text": "step time", "launch": "launch", "step": "step"}
 SUMMARY_TOOLTIP = {

@@ -4,7 +4,7 @@ The main finding comes first, in a sentence, with what failed; then the other fi
 below them; then warnings, each with its next step; then what it was measured on, and the raw samples. The page holds
 the whole document as JSON and the program that draws its figures, so a tooltip shows what `--json` writes.
 
-Parts of a document may come from a stranger: names of runs, paths, texts of failures. They go in as text. A
+Parts of a document may come from someone else: names of runs, paths, texts of failures. They go in as text. A
 Content-Security-Policy lets only the two programs run that are in the page, known by their hashes, and lets nothing be
 loaded from anywhere. It forbids `eval` too: Vega then interprets its expressions instead of compiling them.
 
@@ -65,7 +65,7 @@ def set_words(text: str) -> str:
 
 
 def set_table(table: Table, label: str) -> str:
-    """A table in a box of its own, which scrolls sideways where a screen is narrow."""
+    """A table in its own box, which scrolls sideways where a screen is narrow."""
     columns = format_columns(table)
     titled = f"<caption>{set_text(table.title)}</caption>" if table.title else ""
     head = "".join(f'<th scope="col"{_name_classes(column)}>{set_text(column.header)}</th>' for column in columns)

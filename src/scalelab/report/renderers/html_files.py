@@ -92,12 +92,12 @@ def list_raw_files(run: Path) -> Iterator[Path]:
 
 
 def list_names(directory: Path) -> list[str]:
-    """What a directory holds; nothing where there is none."""
+    """What a directory holds; nothing if there is none."""
     return os.listdir(directory) if directory.is_dir() else []  # noqa: PTH208 - paths of 10,000 trials take longer
 
 
 def is_plain(file: Path) -> bool:
-    """Whether it is a file and not a link, which in a run that somebody sent may lead to anything of the reader's."""
+    """Whether it is a file and not a link, which in a run from someone else may point to any file of the reader's."""
     return file.is_file() and not file.is_symlink()
 
 
@@ -135,7 +135,7 @@ def find_cache_directory() -> Path:
 
 
 def read_kept(place: Path) -> str | None:
-    """The text that was kept; None where there is none, or not the one that was written."""
+    """The text that was kept; None if there is none, or not the one that was written."""
     try:
         digest, _, script = place.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):

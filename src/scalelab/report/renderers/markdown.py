@@ -1,6 +1,6 @@
 """A document as GitHub-flavoured Markdown.
 
-Failures and the summary stand first, warnings after the results. What the document says is text, not markup:
+Failures and the summary come first, warnings after the results. What the document says is text, not markup:
 everything in it that Markdown or HTML would interpret is escaped.
 """
 

@@ -1,7 +1,7 @@
 """A document in a notebook: the one-screen answer as HTML, with its first charts as pictures.
 
-No scripts: a notebook shows them on GitHub, in an e-mail and in a PDF as it does in Jupyter. Texts may come from a
-stranger and are escaped. Colours come from the notebook, so dark themes work.
+No scripts: a notebook shows them on GitHub, in an e-mail and in a PDF as it does in Jupyter. Texts may come from
+someone else and are escaped. Colours come from the notebook, so dark themes work.
 """
 
 from __future__ import annotations

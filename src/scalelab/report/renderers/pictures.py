@@ -125,6 +125,6 @@ def _spell_all(value: Any) -> Any:
 
 
 def _slug(title: str) -> str:
-    """A title as the end of a file name; empty where nothing of it can be one."""
+    """A title as the end of a file name; empty if nothing of it can be one."""
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-")
     return f"-{words}" if words else ""

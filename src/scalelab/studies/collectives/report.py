@@ -108,7 +108,7 @@ def _find_mark(series: TransferSeries) -> str:
 
 
 def _describe_status(series: TransferSeries) -> str | None:
-    """Why there is no fit; nothing where there were only too few sizes."""
+    """Why there is no fit; nothing if there were only too few sizes."""
     failure = find_failure(series)
     if is_lacking(series):
         return f"not in {series.backend}"

@@ -222,7 +222,7 @@ def make_batch_table(every: Sequence[FetchSeries]) -> Table:
 
 
 def make_pass_table(every: Sequence[FetchSeries], cache: str) -> Table | None:
-    """The median batch of every pass; None where there was none of them."""
+    """The median batch of every pass; None if there was none of them."""
 
     def find_pass(series: FetchSeries, order: str, access: str) -> PassTimes | None:
         return series.passes.get(Pass(order=order, access=access, cache=cache).name)  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def list_workers(every: Sequence[FetchSeries]) -> list[int]:
 
 
 def make_worker_table(every: Sequence[FetchSeries]) -> Table | None:
-    """Samples per second by the number of workers; None where there were none."""
+    """Samples per second by the number of workers; None if there were none."""
     counts = list_workers(every)
     rates: dict[str, dict[int, Estimate | None]] = {}
     for series in every:

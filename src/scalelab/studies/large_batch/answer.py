@@ -50,7 +50,7 @@ class LearningArm:
 
     @property
     def status(self) -> str | None:
-        """What its row shows instead of numbers; None where a seed completed."""
+        """What its row shows instead of numbers; None if a seed completed."""
         if self.completed:
             return None
         return self.failure.status.words if self.failure else NOT_YET
@@ -130,7 +130,7 @@ def group_learning(results: Sequence[TrialResult]) -> dict[str, LearningArm]:
 
 
 def centre(arm: LearningArm, values: Mapping[int, float]) -> Estimate | None:
-    """Over seeds; None where a seed has no number."""
+    """Over seeds; None if a seed has no number."""
     return estimate_location(list(values.values())) if arm.is_whole(values) else None
 
 

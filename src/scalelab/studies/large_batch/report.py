@@ -259,7 +259,7 @@ def _describe_remedy(arms: Arms, name: str, remedy: str, before: str, num_epochs
 
 
 def _judge_recovery(lost: Estimate | None, over_large: Estimate | None, over_small: Estimate) -> str:
-    """Whether what the large batch lost is back; empty where it lost nothing, or that is unresolved."""
+    """Whether what the large batch lost is back; empty if it lost nothing, or that is unresolved."""
     if lost is None or judge_change(lost) is not AccuracyChange.LOST:
         return ""
     verdict = judge_change(over_small)

@@ -180,7 +180,7 @@ def _fit_passes(job: Job, batch_per_rank: int) -> Job:
 
 
 def _check_optimization(optimization: Optimization) -> None:
-    """Refuse what the study itself varies."""
+    """Reject what the study itself varies."""
     for name in ("lr_scaling", "lr_warmup", "lr_warmup_epochs"):
         value = getattr(optimization, name)
         if value != getattr(Optimization(), name):

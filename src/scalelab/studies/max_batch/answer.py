@@ -28,7 +28,7 @@ MOST_FORECASTS = 6
 NEAR = 0.05
 """A forecast so near the limit, as a share of it, is near enough."""
 STANDING = ("parameters", "gradients", "optimizer")
-"""What a step holds whatever its batch is."""
+"""What a step holds at any batch size."""
 TELLING = (Status.COMPLETED, Status.OUT_OF_MEMORY, Status.CRASHED)
 DEADLY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 """What kills a library that uses memory without asking whether it got any."""

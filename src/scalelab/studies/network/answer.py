@@ -131,7 +131,7 @@ class LinkRow:
 
     @property
     def nominal_share(self) -> Estimate | None:
-        """The bus bandwidth over the link's nominal rate; None where it has none."""
+        """The bus bandwidth over the link's nominal rate; None if it has none."""
         nominal, found = self.link.bytes_per_second, self.best_bandwidth
         return None if nominal is None or found is None else found.map(lambda rate: rate / nominal)
 

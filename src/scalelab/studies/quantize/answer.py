@@ -108,7 +108,7 @@ class LayerBlame:
 
     layer: LayerReport
     noise_share: float | None
-    """Of the noise in the logits that all layers make, each alone; None where it makes none or was not tried."""
+    """Of the noise in the logits that all layers make, each alone; None if it makes none or was not tried."""
     score: float
     """The ranking: the share times the square of how far a weight outlier stands out."""
     only: float | None
@@ -136,7 +136,7 @@ def rank_layers(quantized: Quantized) -> list[LayerBlame]:
 
 
 def find_outlier(layer: LayerReport) -> float | None:
-    """The factor by which one weight stands out in its channel; None where none does."""
+    """The factor by which one weight stands out in its channel; None if none does."""
     return layer.weight_gap if layer.weight_gap is not None and layer.weight_gap >= OUTLIER else None
 
 

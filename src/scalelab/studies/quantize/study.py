@@ -91,7 +91,7 @@ class QuantizeStudy(Study):
         self._check_lab()
 
     def _check_lab(self) -> None:
-        """Refuse flags that the chosen calibration does not read."""
+        """Reject flags that the chosen calibration does not read."""
         is_lab = self.calibration == LAB
         unread = ONLY_WITHOUT_LAB if is_lab else ONLY_WITH_LAB
         with_or_not = "with" if is_lab else "without"

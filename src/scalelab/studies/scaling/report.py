@@ -48,7 +48,7 @@ UNEQUAL_WORK = CautionKind(
     "unequal-work", "Rows of a script take other samples per step than the study compares", "wrong-work"
 )
 COPIES = FindingKind(
-    "separate-models", "Ranks of a script train each a model of its own: their work per second", MAIN, ("ratio",)
+    "separate-models", "Ranks of a script each train their own model: their work per second", MAIN, ("ratio",)
 )
 COUNTED = {
     "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
@@ -316,7 +316,7 @@ def conclude_scaling(study: Study, answer: ScalingAnswer, batch: str, ranks: Seq
 
 
 def _find_findings(answer: ScalingAnswer) -> Iterator[Finding]:
-    """Of ranks that train each a model of its own nothing is said but that: their times are no speedup."""
+    """Ranks that each train their own model have no speedup, so only that is said."""
     alone = [arm for arm in answer.spread if arm.is_alone]
     yield from (_describe_copies(answer, arm) for arm in alone)
     if not alone:

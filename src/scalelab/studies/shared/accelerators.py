@@ -51,7 +51,7 @@ SHARED_GPU = CautionKind("shared-gpu", "Another process used a GPU of the run", 
 
 
 def measure_host_bound(arm: Arm) -> Estimate | None:
-    """Seconds per step; None where no step ran freely."""
+    """Seconds per step; None if no step ran freely."""
     return estimate_difference(arm.clean, arm.free) if arm.is_measured and any(map(len, arm.free)) else None
 
 
@@ -86,7 +86,7 @@ def add_power(loads: Sequence[DeviceLoad]) -> float | None:
 
 
 def measure_energy(arm: Arm) -> Estimate | None:
-    """Joules of one step on all GPUs; None where power is unknown."""
+    """Joules of one step on all GPUs; None if power is unknown."""
     per_round = []
     for result in arm.completed:
         steps = list(result.step_seconds(StepKind.CLEAN).values())[arm.num_dropped :]
@@ -108,7 +108,7 @@ def spread_clock(loads: Sequence[DeviceLoad]) -> tuple[float, float] | None:
 
 
 def make_device_sections(arms: Iterable[Arm]) -> Iterator[Section]:
-    """A table of what only accelerators have; nothing where there is nothing of it."""
+    """A table of what only accelerators have; nothing if there is nothing of it."""
     known = [arm for arm in arms if arm.is_measured and (any(map(len, arm.free)) or any(group_loads(arm)))]
     if not known:
         return

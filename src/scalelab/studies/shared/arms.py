@@ -91,7 +91,7 @@ class Arm:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the ranks of a script send each other nothing: each trains a model of its own."""
+        """Whether the ranks of a script send each other nothing: each trains its own model."""
         scripts = self.scripts
         return (
             self.trial.num_ranks > 1 and bool(scripts) and not any(one.has_group and one.is_joined for one in scripts)
@@ -269,7 +269,7 @@ def describe_status(arm: Arm | None) -> str:
 
 
 def describe_failures(failed: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A sentence of all that is missing, by name and status; nothing where nothing is."""
+    """A sentence of all that is missing, by name and status; nothing if nothing is."""
     words = [f"{label} ({status})" for label, status in failed]
     if words:
         more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""

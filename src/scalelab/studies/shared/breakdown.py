@@ -58,7 +58,7 @@ def tabulate_launches(arm: Arm) -> list[LaunchSteps | None]:
 
 @keep_by_arm
 def break_arm(arm: Arm) -> list[RankBreakdown] | None:
-    """Every rank's step in parts; None where they cannot be separated (`explain_missing` says why)."""
+    """Every rank's step in parts; None if they cannot be separated (`explain_missing` says why)."""
     if not arm.is_measured or explain_arm(arm):
         return None
     return break_down(tabulate_launches(arm), [_read_clean(arm, result) for result in arm.completed])
@@ -127,12 +127,12 @@ def warn_of_rest(arm: Arm) -> Iterator[Caution]:
     unexplained = [parts for parts in break_arm(arm) or () if not parts.is_explained]
     if unexplained:
         worst = max(unexplained, key=lambda parts: abs(parts.rest_share))
-        # Parts are timed in steps of their own: on a loaded machine those may take longer than the clean ones.
+        # Parts are timed in their own steps: on a loaded machine those may take longer than the clean ones.
         whole = f"add up to {format_share(1 - worst.rest_share)} of" if worst.rest_share < 0 else "leave unexplained"
         over = "" if worst.rest_share < 0 else f" {format_share(worst.rest_share)} of"
         yield UNEXPLAINED(
             arm.label,
-            f"{arm.label}: the parts of a step, timed in steps of their own, {whole}{over} the clean step on rank"
+            f"{arm.label}: the parts of a step, timed in their own steps, {whole}{over} the clean step on rank"
             f" {worst.rank} (limit {format_share(LARGEST_REST)})",
             "close other programs, or raise --phase-steps and --rounds",
             share=worst.rest_share,
@@ -149,7 +149,7 @@ SLIVER = 0.002
 
 
 def plot_rank_parts(arm: Arm) -> Chart | None:
-    """Every rank's step; None where its parts cannot be separated."""
+    """Every rank's step; None if its parts cannot be separated."""
     found = break_arm(arm)
     if not found:
         return None
@@ -185,7 +185,7 @@ def drop_slivers(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
 
 
 def plot_phases(arms: Iterable[Arm]) -> Chart | None:
-    """The phases of every configuration whose steps were timed phase by phase; None where none was."""
+    """The phases of every configuration whose steps were timed phase by phase; None if none was."""
     known = list(arms)
     timed = [arm for arm in known if arm.is_measured and arm.phase("forward") is not None]
     if not timed:
@@ -208,7 +208,7 @@ def plot_phases(arms: Iterable[Arm]) -> Chart | None:
 
 
 def estimate_phase_share(arm: Arm, phase: str) -> Estimate | None:
-    """The phase's seconds over those of all phases, launch by launch; None where none were timed."""
+    """The phase's seconds over those of all phases, launch by launch; None if none were timed."""
     shares = [share for result in arm.completed if (share := read_phase_share(result, phase)) is not None]
     return estimate_location(shares) if shares else None
 

@@ -139,7 +139,7 @@ def _look_at_script(arm: Arm) -> Iterator[Caution]:
     scripts = arm.scripts
     if arm.is_alone:
         why = "the ranks sent each other nothing" if scripts[0].has_group else "the script has no process group"
-        what = f"{arm.label}: {why}: each rank trains a model of its own"
+        what = f"{arm.label}: {why}: each rank trains its own model"
         yield ALONE(arm.label, what, "let the script use DDP, or read the row as so many independent copies")
     if any(not script.is_regular for script in scripts):
         yield IRREGULAR(

@@ -111,7 +111,7 @@ class Job:
             self._check_script()
 
     def _check_script(self) -> None:
-        """Refuse what only a script itself can decide."""
+        """Reject what only a script itself can decide."""
         for name in ("dtype", "shape", "optimization", "spreading", "allocator"):
             value, plain = getattr(self, name), getattr(Job(), name)
             parts = [one.name for one in fields(value)] if is_dataclass(value) else []
@@ -214,7 +214,7 @@ class Job:
         )
 
     def check_sets_batch(self, study: str) -> None:
-        """Refuse a script that is not given the batch size that a study varies."""
+        """Reject a script that is not given the batch size that a study varies."""
         if self.script is not None and not self.script.sets_batch:
             raise UsageError(
                 f"{study} varies the batch size: write {{batch_per_rank}} in the arguments of {self.script.label},"
@@ -318,7 +318,7 @@ def name_images(job: Job) -> str:
 
 
 def count_images(job: Job) -> int | None:
-    """Training images of one epoch; None where only the workload itself knows."""
+    """Training images of one epoch; None if only the workload itself knows."""
     options: object = job.built_in
     if not isinstance(options, ImageOptions):
         return None

@@ -90,7 +90,7 @@ def plot_losses(results: Mapping[str, TrialResult]) -> Chart | None:
 
 
 def plot_pairs(lines: Mapping[str, Sequence[tuple[int, float]]], y: Axis, title: str) -> Chart | None:
-    """Lines of pairs of step and value; None where there is no line of two points."""
+    """Lines of pairs of step and value; None if there is no line of two points."""
     finite = {name: [(s, v) for s, v in pairs if math.isfinite(v)] for name, pairs in list(lines.items())[:MOST_LINES]}
     if max((len(pairs) for pairs in finite.values()), default=0) < 2:
         return None

@@ -47,7 +47,7 @@ class ScriptFlags:
             raise UsageError(f"--step-at must be {', '.join(STEP_ENDS)} or module:function, got {self.step_at!r}")
 
     def check_unused(self) -> None:
-        """Refuse them without a script."""
+        """Reject them without a script."""
         for one in fields(self):
             if getattr(self, one.name) != one.default:
                 raise UsageError(f"{flag(one.name)} is for a script: scalelab run STUDY {flag(one.name)} … -- train.py")

@@ -29,7 +29,7 @@ def count_parameters(arm: Arm) -> int | None:
 
 
 def _read_said(arm: Arm, name: str) -> Any:
-    """What the ranks of an arm say of their workload; None where none does."""
+    """What the ranks of an arm say of their workload; None if none does."""
     said = (getattr(rank, name) for result in arm.results for rank in result.ranks)
     return next((value for value in said if value is not None), None)
 

@@ -67,11 +67,11 @@ class Utilization:
     idle: Estimate
     """The share of time in intervals in which it hardly did anything."""
     slices: tuple[float | None, ...]
-    """The mean of every tenth of the time, over launches; None where no interval fell into it."""
+    """The mean of every tenth of the time, over launches; None if no interval fell into it."""
 
 
 def describe_utilization(launches: Sequence[Launch]) -> Utilization | None:
-    """One device; None where no interval counts, as in a launch that is shorter than two looks."""
+    """One device; None if no interval counts, as in a launch that is shorter than two looks."""
     counted = [launch.counted for launch in launches]
     every = [load for loads in counted for load in loads]
     if not every:
@@ -196,7 +196,7 @@ class LossPath:
     losses: tuple[float, ...]
 
     def find_difference(self, reference: LossPath) -> float | None:
-        """The largest difference of a step, relative to the reference; None where there is no common finite one."""
+        """The largest difference of a step, relative to the reference; None if there is no common finite one."""
         pairs = zip(self.losses, reference.losses, strict=False)
         known = [(ours, theirs) for ours, theirs in pairs if math.isfinite(ours) and math.isfinite(theirs)]
         return max((abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in known), default=None)
@@ -213,7 +213,7 @@ def _list_losses(result: TrialResult) -> list[float]:
 
 
 def find_loss_difference(arms: Sequence[Arm], reference: Arm) -> tuple[float, str] | None:
-    """The largest difference of any step of any other configuration, and whose it is; None where none is known."""
+    """The largest difference of any step of any other configuration, and whose it is; None if none is known."""
     base = read_loss_path(reference)
     found = [(read_loss_path(arm).find_difference(base), arm.label) for arm in arms if arm is not reference]
     return max(((difference, label) for difference, label in found if difference is not None), default=None)

@@ -6,7 +6,7 @@ step, by axis; how long the stages of a pipeline stand still is timed in further
 which assumes stages that take equally long and messages that take no time.
 
 A mesh that does not divide the model or the batch is left out, with the reason. Of a model that `plan` knows, its step
-for every mesh stands beside the measured one (`planned.py`).
+for every mesh is shown next to the measured one (`planned.py`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ PLAN_NOTE = (
 
 
 def read_shape(job: Job) -> Transformer | None:
-    """The model as `plan` describes it; None where it knows no such model."""
+    """The model as `plan` describes it; None if it knows no such model."""
     options: object = job.built_in
     if not isinstance(options, Gpt2Options):
         return None
@@ -159,7 +159,7 @@ class PlannedArm:
 def calibrate_plan(
     job: Job, global_batch: int, arms: Mapping[str, Arm], results: Sequence[TrialResult]
 ) -> Calibrated | None:
-    """Plan for this machine; None where plan does not know the model, or nothing was measured for it."""
+    """Plan for this machine; None if plan does not know the model, or nothing was measured for it."""
     model = read_shape(job)
     if model is None or not any(name in arms for name in ALONE):
         return None
@@ -224,7 +224,7 @@ def name_place(place: int) -> str:
 def compare_plan(
     job: Job, global_batch: int, arms: Mapping[str, Arm], shown: Iterable[Arm], results: Sequence[TrialResult]
 ) -> tuple[list[Section], list[Finding], list[Caution]]:
-    """The section, finding or caution about `plan`; nothing where plan does not know the model."""
+    """The section, finding or caution about `plan`; nothing if plan does not know the model."""
     try:
         calibrated = calibrate_plan(job, global_batch, arms, results)
     except UsageError as error:

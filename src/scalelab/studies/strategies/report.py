@@ -150,7 +150,7 @@ def make_time_table(arms: Sequence[Arm]) -> Table:
 
 
 def make_communication_table(arms: Sequence[Arm]) -> Table | None:
-    """Exposed communication by every method that a strategy has; None where none has any."""
+    """Exposed communication by every method that a strategy has; None if none has any."""
     ways = [(arm, measure_ablation(arm), estimate_counted(arm), estimate_traced_exposed(arm)) for arm in arms]
     known = [row for row in ways if any(row[1:])]
     if not known:
@@ -194,7 +194,7 @@ def _explain_memory(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 
 def summarise_strategies(arms: Sequence[Arm], reference: Arm | None) -> Iterator[Finding]:
-    """The findings, the main one first; nothing where nothing was measured."""
+    """The findings, the main one first; nothing if nothing was measured."""
     has_reference = reference is not None and reference.is_measured
     yield from _name_fastest(arms)
     if reference is not None and has_reference:

@@ -9,7 +9,7 @@ otherwise numpy. Which of torch's backends for communication were built in stand
 BYTES is the size of that array, of which two are held. Ranks of one node measure at the same time, so who starts them
 gives each its share of the memory that is left (`cli/doctor_trials.py`).
 
-It is a process of its own because the command line has no torch.
+It runs in its own process because the command line has no torch.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class GradientClock:
 
 
 def watch_gradients(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
-    """The report with the ready times of gradients; unchanged where there are no whole ones."""
+    """The report with the ready times of gradients; unchanged if there are no whole ones."""
     if not can_update_without_sync(training.model) or training.turns:
         return report
     parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
@@ -175,7 +175,7 @@ def watch_gradients(trial: Trial, training: Training, directory: Path, report: R
 
 
 def make_gradient_times(sizes: list[int], steps: list[tuple[list[float | None], float]]) -> GradientTimes | None:
-    """Medians over steps, of the parameters that got a gradient in all of them; None where there are none."""
+    """Medians over steps, of the parameters that got a gradient in all of them; None if there are none."""
     found = []
     for number, size in enumerate(sizes):
         times = [seconds[number] for seconds, _ in steps]
@@ -311,7 +311,7 @@ def measure_spread(statistics_by_rank: torch.Tensor) -> NormSpread:
 
 
 def watch_shapes(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
-    """How many different shapes some further batches have; unknown where there are no further ones."""
+    """How many different shapes some further batches have; unknown if there are no further ones."""
     try:
         shapes = {list_shapes(next(training.batches)) for _ in range(NUM_LOOKED_AT)}
     except UsageError:  # a generator that has ended
@@ -325,7 +325,7 @@ def list_shapes(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def count_flops(trial: Trial, training: Training, directory: Path, report: RankReport) -> RankReport:  # noqa: ARG001 - an instrument's signature
-    """The report with the operations of a further step, per sample of this rank; unchanged where they are known.
+    """The report with the operations of a further step, per sample of this rank; unchanged if they are known.
 
     torch counts matrix products, convolutions and attention by the shapes of their operands, whatever the strategy,
     and recomputed ones again. What runs inside a compiled graph, in the threads of `dp` or in a fused recurrent layer

@@ -30,7 +30,7 @@ M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -2, -3, -8
 """Parameters of glibc's `mallopt`, from malloc.h."""
 PAGE_BYTES = 4096
 REACHED = 0.9
-"""The share of a limit from which on it is all but reached."""
+"""The share of a limit above which it counts as nearly reached."""
 
 
 def limit_memory(trial: Trial, device: torch.device) -> None:

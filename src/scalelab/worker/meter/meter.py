@@ -322,7 +322,7 @@ class Meter:
         )
 
     def _make_run(self) -> Path:
-        """Rank 0: the run's directory, claimed as long as it is metered; gives the trial's."""
+        """Rank 0: the run's directory, claimed as long as it is metered; returns the trial's."""
         self._trial = trial = self._make_trial()
         fields = {
             "label": self.name,

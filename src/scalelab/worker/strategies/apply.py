@@ -82,7 +82,7 @@ def apply_strategy(model: nn.Module, trial: Trial, device: torch.device) -> nn.M
 
 
 def check_library(name: str) -> None:
-    """Refuse a strategy of a package that is not here."""
+    """Reject a strategy of a package that is not here."""
     library = STRATEGIES[name].library
     if library and importlib.util.find_spec(library) is None:
         raise UsageError(f"--strategy {name} needs {library}: pip install 'scalelab[{library}]'")

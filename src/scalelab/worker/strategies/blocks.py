@@ -108,7 +108,7 @@ def _checkpoint_forward(block: nn.Module, mode: CheckpointingMode) -> None:
 
 
 def choose_contexts(mode: CheckpointingMode, norms: list[_BatchNorm]) -> Callable[[], Contexts] | None:
-    """What forward and its repetition run under; None where that is nothing, so that torch.compile can see it."""
+    """What forward and its repetition run under; None if that is nothing, so that torch.compile can see it."""
     make = make_selective_contexts if mode == "selective" else None
     if not norms:
         return make

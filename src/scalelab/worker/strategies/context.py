@@ -8,7 +8,7 @@ the numbers of all positions and cuts them; the same numbers then cut every batc
 where a token stands.
 
 Every rank's loss is the mean over its own positions, and all have as many, so the mean over ranks, which DDP makes of
-gradients, is the loss of whole sequences. Replicas on a `dp` axis have samples of their own.
+gradients, is the loss of whole sequences. Replicas on a `dp` axis have their own samples.
 
 Limits: torch 2.13 has rings for the attention kernels of GPUs (flash, efficient, cuDNN), not for a CPU's. They do not
 remember which mask dropout drew for which piece, so attention must not drop. Sequences must all be as long, of 2 · cp

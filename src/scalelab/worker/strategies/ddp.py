@@ -89,5 +89,5 @@ def finish_powersgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.F
 
 
 def find_hook_state(model: nn.Module) -> PowerSGDState | None:
-    """What a gradient hook remembers between steps; None where there is nothing. Looks through torch.compile."""
+    """What a gradient hook remembers between steps; None if there is nothing. Looks through torch.compile."""
     return getattr(model, "hook_state", None)

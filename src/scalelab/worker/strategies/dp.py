@@ -4,9 +4,9 @@ A step of data parallelism in one process goes so:
 
     replicate   the parameters are copied to every replica (replica 0 is the model itself)
     scatter     the batch is cut along its first dimension
-    forward     every replica computes its piece, in a thread of its own
+    forward     every replica computes its piece, in its own thread
     gather      the outputs come together on replica 0, where the loss is computed
-    backward    every replica computes its gradients, in a thread of its own, and replica 0 sums them
+    backward    every replica computes its gradients, in its own thread, and replica 0 sums them
 
 `EmulatedDataParallel` does this with threads on cores. Autograd runs CPU work in the thread that calls backward, so
 a plain graph over all replicas would be gone through one replica after the other. Here the replicas hide inside one

@@ -1,6 +1,6 @@
 """`ep`: expert parallelism: each rank of the `ep` axis holds some of the experts of every layer (Lepikhin et al. 2021).
 
-Ranks have samples of their own, as in `ddp`. What a gate assigns to an expert is sent to the rank that holds it, and
+Ranks have their own samples, as in `ddp`. What a gate assigns to an expert is sent to the rank that holds it, and
 the result back: two all-to-alls per layer in forward, and two in backward for their gradients. Capacity is fixed, so
 every rank sends as much to each of the others.
 
@@ -78,7 +78,7 @@ def send_all(rows: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def replicate_rest(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
-    """DDP around what is no expert, in a group of its own: its messages are told from those of the mesh by it."""
+    """DDP around what is no expert, in its own group: its messages are told from those of the mesh by it."""
     ignored = [f"{name}.{part}" for name, experts in find_experts(model).items() for part in ("up", "down")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     return DistributedDataParallel(

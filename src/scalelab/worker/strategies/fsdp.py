@@ -1,6 +1,6 @@
 """`fsdp-full`, `fsdp-grad-op`, `fsdp-none`: FullyShardedDataParallel (Zhao et al. 2023).
 
-Every block is a unit of its own and the rest of the model one more. The parameters of a unit lie in one flat
+Every block is its own unit and the rest of the model one more. The parameters of a unit lie in one flat
 tensor that is cut over the ranks, so that each rank keeps and optimises only its piece.
 
     FULL_SHARD      a unit is gathered before its forward and again before its backward: least memory

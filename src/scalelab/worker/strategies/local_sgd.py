@@ -5,7 +5,7 @@ SGD, Lin et al. 2020): DDP with torch's own hook for it. Parameters are averaged
 alone and then once per `averaging_period` steps, as torch's PeriodicModelAverager counts.
 
 Parameters are averaged in place, by one all-reduce of a copy of all of them. torch's averager would put every
-parameter into that copy instead, and whoever holds the old storage would no longer hold the parameter.
+parameter into that copy instead, and a reference to the old storage would no longer be the parameter.
 
 What an optimizer remembers (momentum, moments) stays a rank's own. With a period of 1 and plain SGD the replicas are
 those of `ddp`, up to rounding; with any other the losses are not those of one rank, by design.

@@ -61,7 +61,7 @@ OWN: dict[str, Any] = {}
 
 
 def check_divisible(trial: Trial) -> None:
-    """Refuse a mesh that does not divide a built-in model; what has no plan is said when it is split."""
+    """Reject a mesh that does not divide a built-in model; what has no plan is said when it is split."""
     make: Any = BUILT_IN.get(trial.workload)
     sizes: Divisible | None = getattr(make(**trial.options), "divisible", None) if make else None
     if sizes is None:
@@ -76,7 +76,7 @@ def check_divisible(trial: Trial) -> None:
 
 
 def check_sequences(trial: Trial) -> None:
-    """Refuse sequence parallelism of a built-in model whose samples have no positions, or whose ranks do not divide."""
+    """Reject sequence parallelism of a built-in model whose samples have no positions, or whose ranks do not divide."""
     options: Any = BUILT_IN[trial.workload](**trial.options)
     if isinstance(options, Gpt2Options):
         lengths = {"sequence": options.num_tokens}

@@ -2,7 +2,7 @@
 
     CUDA_VISIBLE_DEVICES=0 python throughput.py
 
-Every batch size has a model of its own; one that does not fit is reported, and the sweep continues.
+Every batch size has its own model; one that does not fit is reported, and the sweep continues.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def wait():
 
 
 def measure(batch):
-    """Tokens per second at a batch size, with a model of its own."""
+    """Tokens per second at a batch size, with its own model."""
     torch.manual_seed(42)
     model = GPT2(flags.model).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
