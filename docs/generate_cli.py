@@ -108,7 +108,9 @@ def shorten(command: tuple[str, ...], text: str) -> str:
     if command[0:1] != ("run",) or command[1:] not in [(name,) for name in others]:
         return text
     lines = text.splitlines()
-    shared = next((number for number, line in enumerate(lines) if line == SHARED), len(lines))
+    shared = next((number for number, line in enumerate(lines) if line == SHARED), None)
+    if shared is None:
+        return text
     return "\n".join([*lines[:shared], f"and the options of scalelab run {first}, with those of its --workload"])
 
 

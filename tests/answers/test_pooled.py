@@ -114,7 +114,7 @@ def test_what_a_launch_recorded_before_it_failed_counts_and_is_named(tmp_path: P
 
 def test_ranks_of_unknown_batches_are_refused_with_the_runs(tmp_path: Path) -> None:
     stores = [store_launch(tmp_path, make_result(num_ranks=n), is_batch_known=False) for n in (1, 2)]
-    with pytest.raises(UsageError, match="do not say their batch: pass batch_size=") as raised:
+    with pytest.raises(UsageError, match="do not record their batch: pass batch_size=") as raised:
         read_pool(tmp_path)
     assert stores[0].name in str(raised.value)
 

@@ -69,7 +69,7 @@ def test_a_conversion_says_what_it_wrote_and_what_it_gains(file: Path, capsys: p
 
 def test_a_gain_below_one_is_told_as_slower() -> None:
     assert format_gain(6.0, 2.0) == "3 times as fast"
-    assert format_gain(2.0, 6.0) == "3 times as slow"
+    assert format_gain(2.0, 6.0) == "3 times slower"
     assert format_gain(2.0, 0.0) == "– times as fast"
 
 

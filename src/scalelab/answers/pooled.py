@@ -81,7 +81,7 @@ class PooledRuns(Study):
         trials = [result.trial for result in results]
         if len({trial.num_ranks for trial in trials}) > 1 and not self.is_batch_known:
             raise UsageError(
-                f"launches of {self.label} on different numbers of ranks do not say their batch: pass batch_size= to"
+                f"launches of {self.label} on different numbers of ranks do not record their batch: pass batch_size= to"
                 f" the Meter, or show one of them: {', '.join(self.launches.values())}"
             )
         return ScalingAnswer.from_results(

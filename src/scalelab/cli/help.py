@@ -65,9 +65,9 @@ TITLES = {
 }
 WITHOUT = {
     "augment": "Train on the images as they are, without random crops and flips.",
-    "batch_norm": "Leave the rows with batch normalization out.",
+    "batch_norm": "Skip the rows about buffers and batch norm.",
     "broadcast_buffers": "ddp: keep each rank's own buffers, such as batch-norm statistics, instead of rank 0's.",
-    "cold": "Leave out the passes that read from disk.",
+    "cold": "Skip the passes that read from disk.",
     "control": "Skip the control, which measures the reference twice to show what noise alone does.",
     "exchange": "Skip the all-reduce benchmark of every link.",
     "measure": "Skip the timing of shuffled reads before and after.",
@@ -259,6 +259,8 @@ def describe_default(value: Any) -> str:
     """The default in brackets; what is off, empty or explained in words has none."""
     if value is None or value is MISSING or value is False or value in ("", ()):
         return "(required)" if value is MISSING else ""
+    if isinstance(value, float) and abs(value) >= 1e6:
+        value = f"{value:g}"
     return f"(default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
 
 

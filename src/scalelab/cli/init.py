@@ -152,7 +152,7 @@ def choose_class(source: str, names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise UsageError(f"{source} has no class of a model: give {source}:Class, or a function that makes it")
+        raise UsageError(f"{source} defines no model class: give {source}:Class, or a function that makes it")
     return ask(f"Which of {', '.join(names)}? ", f"scalelab init {source}:{names[-1]} (it has {', '.join(names)})")
 
 

@@ -58,9 +58,9 @@ class TableFlags:
     """Columns of --table."""
 
     ranks_column: ColumnName = None
-    """Column with the rank counts; None: recognised by its name."""
+    """Column with the rank counts; None: recognized by its name."""
     value_column: ColumnName = None
-    """Column with the measured values; None: recognised by its name."""
+    """Column with the measured values; None: recognized by its name."""
     by: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME…")] = None
     """Columns that identify a job; None: all descriptive ones."""
     time: bool | None = None

@@ -38,9 +38,9 @@ class Execution:
 
     runs_dir: RunsDir = RUNS_DIR
     name: str | None = None
-    """What to call the run, after its date; None: its study."""
+    """What to call the run, after its date. None: its study."""
     note: str = ""
-    """A line about the run that scalelab list shows."""
+    """A note about the run, shown by scalelab list."""
     dry_run: bool = False
     """List the trials, the expected time and any job scripts; run nothing."""
     submission: Submission = field(default_factory=Submission)

@@ -64,7 +64,7 @@ POOR_LINE = CautionKind("poor-fit", "A straight line does not describe the step 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize(SweepStudy):
-    """The batch grows until memory ends; throughput, memory and a model of both."""
+    """Increase the batch until memory runs out: throughput, memory and a model of both."""
 
     name: ClassVar[str] = "batch-size"
     title: ClassVar[str] = "Batch size"

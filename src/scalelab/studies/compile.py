@@ -70,7 +70,7 @@ BREAK_EVEN = FindingKind(
 
 @dataclass(frozen=True, kw_only=True)
 class Compile(SweepStudy):
-    """The job as it is and under torch.compile: step time, time to the first step, and when compiling pays."""
+    """The job with and without torch.compile: step time, time to the first step, and when compiling pays off."""
 
     name: ClassVar[str] = "compile"
     title: ClassVar[str] = "Compilation"

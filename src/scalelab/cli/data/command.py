@@ -36,9 +36,9 @@ class DataConvert:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """Output file or directory."""
     format: str = ""
-    """Format of --out; default: from its name."""
+    """Format of --out. Default: from its name."""
     source_format: str = ""
-    """Format of FILE; default: from its name."""
+    """Format of FILE. Default: from its name."""
     chunk_samples: MaybeInt = None
     """Samples per chunk, for chunked formats."""
     option: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
@@ -120,7 +120,7 @@ def format_gain(before: float, after: float) -> str:
         return f"{UNKNOWN} times as fast"
     if before >= after:
         return f"{format_quantity('number', before / after)} times as fast"
-    return f"{format_quantity('number', after / before)} times as slow"
+    return f"{format_quantity('number', after / before)} times slower"
 
 
 def measure_shuffled(path: Path, name: str, num_samples: int) -> float:

@@ -48,7 +48,7 @@ class DataDoctor:
     file: Annotated[Path, tyro.conf.arg(name="file", metavar="FILE"), tyro.conf.Positional]
     """File or directory of samples."""
     format: str = ""
-    """Format of FILE; default: from its name."""
+    """Format of FILE. Default: from its name."""
     batch: int = 32
     """Samples per read of scalelab's reader."""
     seconds: float = 1.0

@@ -57,7 +57,7 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class MaxBatch(Study):
-    """Few probes, each in processes that may die: a line through their memory, then its maximum and one sample more."""
+    """A few probes in processes that may die; a line through their memory predicts the maximum, which must run."""
 
     name: ClassVar[str] = "max-batch"
     title: ClassVar[str] = "Max batch"
@@ -74,7 +74,7 @@ class MaxBatch(Study):
     start: int = 1
     """Samples per rank of the first probe, at least; a memory forecast may begin with more."""
     most: MaybeInt = None
-    """Largest batch per rank to try. None: until memory ends."""
+    """Largest batch per rank to try. None: until memory runs out."""
     tolerance: Annotated[str, tyro.conf.arg(metavar="PERCENT")] = "0%"
     """By how much the answer may fall short of the largest batch, such as 2%: fewer probes. 0%: to the sample."""
     job: Job = field(default_factory=Job)

@@ -156,9 +156,9 @@ def name_device_findings(arms: Iterable[Arm]) -> Iterator[Finding]:
         host, free = measure_host_bound(arm), find_free_step(arm)
         if host is not None and free is not None:
             is_seen = host.low is not None and host.low > 0
-            said = f"{format_known('seconds', host)} longer" if is_seen else "no longer, as far as can be seen,"
+            said = f"takes {format_known('seconds', host)}" if is_seen else "does not take measurably"
             text = (
-                f"{arm.label}: a step that waits for the device takes {said} than one that runs freely"
+                f"{arm.label}: a step that waits for the device {said} longer than one that runs freely"
                 f" ({format_quantity('seconds', free)})."
             )
             yield HOST_BOUND(arm.label, text, host_seconds=host, free_step_seconds=free)

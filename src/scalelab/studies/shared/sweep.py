@@ -42,7 +42,7 @@ from scalelab.studies.shared.sampling import Configuration, Sampling, plan_round
 from scalelab.studies.shared.study import Study
 from scalelab.units import UNKNOWN, format_count, format_interval, format_share
 
-JOINT_NOTE = "verdicts hold together: any is wrong in one table of twenty (Holm)"
+JOINT_NOTE = "verdicts hold jointly: one table in twenty has a wrong one (Holm)"
 PEAK_CAPTION = "The highest of any rank in any launch, all memory of the process included; it has no interval."
 OVERSUBSCRIBED = "†"
 NOT_FINITE = "‡"

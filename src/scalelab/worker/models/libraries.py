@@ -153,7 +153,9 @@ def make_transformer(transformers: Any, config: Any, model: str) -> Any:
         config.decoder_start_token_id = config.pad_token_id or 0
     kind = find_class(transformers, config)
     if kind is None:
-        raise UsageError(f"hf:{model} has a configuration of no class with a loss: write a build() for it")
+        raise UsageError(
+            f"hf:{model} has a configuration for which transformers has no class with a loss: write a build() for it"
+        )
     return kind._from_config(config)
 
 
