@@ -87,10 +87,7 @@ def test_every_rank_has_a_row_and_all_have_one_together() -> None:
     assert first["peak_memory_bytes"].value == 1000
     assert both["samples_per_second"].value == pytest.approx(640, rel=0.01)
     assert both["peak_memory_bytes"].value == 1001
-    assert (
-        document.setting
-        == "my-run · train.py · 2 ranks · global batch 64 · 40 steps, first 0 dropped as warm-up (auto)"
-    )
+    assert document.setting == "my-run · train.py · 2 ranks · global batch 64 · 40 steps, no warm-up dropped (auto)"
     found = {finding.kind: finding.values for finding in document.findings}
     assert found["rank-lag"]["rank"] is None
     assert found["loader-wait"]["share"] == pytest.approx(0.1, rel=0.01)

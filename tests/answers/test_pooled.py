@@ -66,9 +66,7 @@ def test_launches_on_equal_ranks_are_the_rounds_of_a_row(tmp_path: Path) -> None
     store_launches(tmp_path, STRONG, {1: 0.1, 2: 0.06})
     document = read_pool(tmp_path)
     assert document.title == "Strong scaling"
-    assert (
-        document.setting == "sign · train.py · global batch 64 · 12 launches, first 0 steps dropped as warm-up (auto)"
-    )
+    assert document.setting == "sign · train.py · global batch 64 · 12 launches, no warm-up dropped (auto)"
     row = find_row(document.tables[0], "metered × 2")
     assert row["speedup"].value == pytest.approx(1 / 0.6, rel=0.01)
     assert row["speedup"].low is not None, "launches give an interval"

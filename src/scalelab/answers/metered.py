@@ -26,7 +26,7 @@ from scalelab.records.trial import PHASES, Status, StepKind, StepSample, Trial, 
 from scalelab.report.document import Cell, Chart, Document, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, REASON, Caution, Finding, FindingKind
 from scalelab.report.tables import bytes_column, make_table, rate_column, seconds_column, share_column, text_column
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, describe_warmup, group_arms
 from scalelab.studies.shared.breakdown import LOADER_WAIT
 from scalelab.studies.shared.cautions import (
     DRIFT,
@@ -98,7 +98,7 @@ class MeteredRun(Study):
         parts = [self.label, self.job.workload, format_count(self.num_ranks, "rank")]
         parts.append("batch unknown" if self.global_batch is None else f"global batch {self.global_batch}")
         parts += [
-            f"{format_count(one.arm.num_clean_steps, 'step')}, first {one.arm.num_dropped} dropped as warm-up (auto)"
+            f"{format_count(one.arm.num_clean_steps, 'step')}, {describe_warmup(one.arm.num_dropped)} (auto)"
             for one in recordings
         ]
         return " · ".join(parts)

@@ -24,7 +24,7 @@ from scalelab.runs.pool import METERED, POOLED
 from scalelab.studies.scaling.answer import ScalingAnswer
 from scalelab.studies.scaling.report import conclude_scaling
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, describe_warmup
 from scalelab.studies.shared.cautions import (
     DRIFT,
     FAILED,
@@ -102,7 +102,7 @@ class PooledRuns(Study):
             batch = f"batch {arms[0].rank_samples} per rank" if answer.has_planned_work else "batch differs by row"
         dropped = arms[0].num_dropped if arms else 0
         words = [self.label, self.job.workload, batch if self.is_batch_known else "batch unknown"]
-        words.append(f"{format_count(num_launches, 'launch')}, first {dropped} steps dropped as warm-up (auto)")
+        words.append(f"{format_count(num_launches, 'launch')}, {describe_warmup(dropped)} (auto)")
         return " · ".join(filter(None, words))
 
     def _list_launches(self, answer: ScalingAnswer, results: Sequence[TrialResult]) -> Table:

@@ -291,7 +291,7 @@ def _judge_growth(exponent: Estimate) -> str:
     if low is None or high is None:
         return "grows (too few launches for an interval)"
     if high - low > WIDE:
-        return "grows in an unknown way"
+        return "may or may not grow"
     if high < 0:
         return "falls"
     if low <= 0:

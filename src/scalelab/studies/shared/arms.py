@@ -284,3 +284,8 @@ def join_words(*sentences: str) -> str:
 def count_rest(number: int, what: str, how: str) -> str:
     """What is left out of a chart, in a sentence: "2 more ranks are in the table only."."""
     return f"{number} more {what}{'s are' if number > 1 else ' is'} {how}."
+
+
+def describe_warmup(num_dropped: int | str) -> str:
+    """How many first steps of every launch do not count."""
+    return f"first {num_dropped} dropped as warm-up" if num_dropped else "no warm-up dropped"

@@ -35,7 +35,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.accelerators import make_device_sections, name_device_findings
-from scalelab.studies.shared.arms import Arm, describe_status, group_arms
+from scalelab.studies.shared.arms import Arm, describe_status, describe_warmup, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
@@ -162,7 +162,8 @@ def warn_of_control(control: Arm, reference: Arm) -> Iterator[Caution]:
     verdict = judge(ratio)
     if verdict is Verdict.UNRESOLVED:
         resolution = find_resolution(control.clean, reference.clean)
-        seen = "" if resolution is None else f"; differences below {format_share(resolution)} would often be missed"
+        missed = f"differences below {format_share(resolution)}" if (resolution or 0) < 1 else "even a factor of two"
+        seen = "" if resolution is None else f"; {missed} would often be missed"
         yield CONTROL_UNRESOLVED(
             label,
             f"the control is unresolved: {label} measured twice differs by a factor of"
@@ -209,14 +210,13 @@ def describe_measurement(
     job: Job, sampling: Sampling, arms: Iterable[Arm], *words: str, label: str | None = None
 ) -> str:
     """What was measured, in one line: the workload (or `label`), what the study adds, cores and launches."""
-    every = list(arms)
+    every, how = list(arms), "" if sampling.warmup is not None else " (auto)"
     words = tuple(word for word in words if job.script is None or word != job.dtype)  # a script decides it itself
     threads = every[0].trial.threads_per_rank if every else job.threads_per_rank
     dropped = every[0].num_dropped if every else UNKNOWN
-    how = "" if sampling.warmup is not None else " (auto)"
     cores = f"{UNKNOWN if threads is None else format_count(threads, 'core')} per rank"
     words = (*words, *filter(None, [describe_passes(every)]))
-    launches = f"{sampling.launches} × {sampling.steps} steps, first {dropped} dropped as warm-up{how}"
+    launches = f"{sampling.launches} × {sampling.steps} steps, {describe_warmup(dropped)}{how}"
     return " · ".join([label or job.label, *words, cores, launches])
 
 
