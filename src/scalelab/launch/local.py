@@ -77,7 +77,7 @@ class ServerProcess:
             self.close()
             raise
         if ready is None or "ready" not in ready:
-            words = self._read_log() or "it ended without a word"
+            words = self._read_log() or "it ended without a message"
             if ready is None and self.is_alive():
                 words = f"torch was not loaded in {START_SECONDS:g} s: let other programs end, and try again"
             self.close()

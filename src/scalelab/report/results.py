@@ -153,7 +153,7 @@ class Result:
         names = self.tables
         if isinstance(name, int):
             if not 0 <= name < len(names):
-                raise UsageError(f"there is no table {name}: this answer has {len(names)}, from 0")
+                raise UsageError(f"there is no table {name}: this answer has {len(names)}, numbered from 0")
             return make_frame(self.document.tables[name], names[name])
         wanted = simplify(name)
         simple = [simplify(one) for one in names]
@@ -310,7 +310,7 @@ def write_as(path: Path, writers: Mapping[str, Callable[[], str | bytes]]) -> Pa
     from scalelab.records.files import storage_errors, write_atomically
 
     if path.suffix not in writers:
-        raise UsageError(f"{path}: the suffix says the format: use one of {', '.join(writers)}")
+        raise UsageError(f"{path}: the suffix must be one of {', '.join(writers)}")
     made = writers[path.suffix]()
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

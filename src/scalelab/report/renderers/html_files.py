@@ -116,7 +116,7 @@ def find_version() -> str:
     except PackageNotFoundError:
         raise UsageError(
             "--html draws charts with vl-convert, which is not installed: pip install 'scalelab[report]', or use"
-            " --markdown or --json, which need nothing"
+            " --markdown or --json, which need no extra package"
         ) from None
 
 
