@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalelab.launch.agreement import EXIT_FAILED, ended_file
+from scalelab.launch.agreement import EXIT_FAILED, ended_file, report_storage
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.files import read_json
 from scalelab.records.running import HELD, RANKS_VARIABLE, hold_directory, remove_leftovers
@@ -98,6 +98,19 @@ def test_a_daemon_of_a_rank_ends_with_its_trial_and_is_named(launcher: LocalLaun
     assert read_json(ended_file(tmp_path / "trial")) == {"processes": ["sleep"]}
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert Path((tmp_path / "tempdir").read_text()).name.startswith(f"{HELD}ranks-")
+
+
+@pytest.mark.parametrize(
+    ("has_run", "words"), [(True, "'scalelab resume' continues from here"), (False, "measure again")]
+)
+def test_a_directory_that_its_workload_deleted_is_named(has_run: bool, words: str, tmp_path: Path) -> None:
+    directory = tmp_path / "run" / "trials" / "single-1-r1"
+    directory.mkdir(parents=True)
+    assert "free some space" in str(report_storage(directory))
+    directory.rmdir()
+    if has_run:
+        (tmp_path / "run" / "run.json").touch()
+    assert str(report_storage(directory)) == f"{directory} was deleted while a rank was writing to it: {words}"
 
 
 def test_a_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ EXIT_STORAGE = 74
 
 def report_storage(directory: Path) -> StorageFull:
     """The error where a rank ended with `EXIT_STORAGE`."""
+    if not directory.is_dir():
+        has_run = (directory.parents[1] / "run.json").is_file()
+        next_step = "'scalelab resume' continues from here" if has_run else "measure again"
+        return StorageFull(f"{directory} was deleted while a rank was writing to it: {next_step}")
     return StorageFull(
         f"a rank could not write to {directory} (see its logs): free some space, raise ulimit -f or make it writable,"
         " then run 'scalelab resume'"
