@@ -16,7 +16,7 @@ from scalelab.studies.catalogue import STUDIES
 @pytest.mark.parametrize("name", scalelab._HOMES)
 def test_every_public_name_loads_and_says_what_it_is(name: str) -> None:
     thing = getattr(scalelab, name)
-    assert thing.__name__ == name
+    assert thing.__qualname__ == name
     assert thing.__module__ == scalelab._HOMES[name]
     assert inspect.getdoc(thing)
 
