@@ -109,6 +109,13 @@ def test_an_error_is_described_in_one_line(error: Exception, words: str) -> None
     assert describe(error) == words
 
 
+def test_a_message_of_megabytes_is_cut(tmp_path: Path) -> None:
+    assert describe(ValueError("y" * 10_000)) == f"ValueError: {'y' * 2000} … (10000 letters in all)"
+    assert describe(ValueError("y" * 2000)) == f"ValueError: {'y' * 2000}"
+    error = raise_from(tmp_path / "own.py", "raise ValueError('y' * 10_000_000)\n")
+    assert len(format_own_frames(error, f"{tmp_path}/own.py:build")) < 3000
+
+
 def raise_from(path: Path, text: str) -> BaseException:
     """The error that running a file raises, with its traceback."""
     path.parent.mkdir(parents=True, exist_ok=True)

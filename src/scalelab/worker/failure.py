@@ -134,14 +134,22 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and PEER_WORDS.search(str(error)) is not None
 
 
+MOST_LETTERS = 2000
+"""Of a message that is stored and shown; some print a whole tensor or batch."""
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} … ({len(text)} letters in all)"
+
+
 def describe(error: BaseException) -> str:
     """The error in one line: our own as they are, others with their class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first_line = lines[0] if lines else ""
+    first_line = shorten(lines[0]) if lines else ""
     if isinstance(error, ScalelabError):
         return first_line
     if re.match(r"Caught .* in DataLoader worker", first_line):
-        return f"{lines[-1]} (in a DataLoader worker)"
+        return f"{shorten(lines[-1])} (in a DataLoader worker)"
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
@@ -162,7 +170,7 @@ def format_own_frames(error: BaseException, workload: str) -> str:
         lines += traceback.format_list([frames[index]])
         following = own[position + 1] if position + 1 < len(own) else len(frames)
         lines += _count_hidden(frames[index + 1 : following])
-    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+    return "".join([*lines, *map(shorten, traceback.format_exception_only(error))]).rstrip()
 
 
 def _is_own(file: Path) -> bool:
