@@ -15,7 +15,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
 from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.pdf import MOST_DRAWN, arrange_charts, list_choices, render_pdf
+from scalelab.report.renderers.pdf import MOST_DRAWN, PAGE, arrange_charts, list_briefs, list_choices, render_pdf
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
@@ -247,3 +247,33 @@ def test_a_brief_document_without_answers_keeps_findings_and_its_main_table() ->
     assert brief.summary == document.summary
     assert len(brief.tables) == 1
     assert not any(section.charts for section in brief.sections)
+
+
+def test_a_brief_report_has_further_tables_as_far_as_two_pages_reach() -> None:
+    """The first to go are those of the last sections, and no answer is cut for one."""
+    (table,) = build_strong_scaling().tables[:1]
+    words = "It is so. " * 20
+    sections = [
+        Section(heading=f"R{n}", paragraphs=(words,), num_answers=1, tables=(table, table, table)) for n in range(12)
+    ]
+    document = Document(title="t", sections=tuple(sections))
+    briefs = list(list_briefs(document))
+    counts = [[len(section.tables) for section in brief.sections] for brief in briefs]
+    assert counts[0] == [3] * 12
+    assert counts[5] == [3] * 7 + [2] * 5
+    assert counts[12] == [2] * 12
+    assert counts[17] == [2] * 7 + [1] * 5
+    assert counts[24] == [1] * 12
+    assert all(section.paragraphs == (words,) for brief in briefs[:25] for section in brief.sections)
+    assert len(PAGE.findall(render_pdf(document, is_brief=True))) == 2
+
+
+@needs_poppler
+def test_what_was_run_is_on_the_page_of_its_first_answer() -> None:
+    """Whatever comes before: a setting alone at the foot of a page is read as having no answer."""
+    for num_lines in range(36, 46):
+        filler = Section(heading="R0", paragraphs=("It is so.",) * num_lines, num_answers=1)
+        asked = Section(heading="R1", paragraphs=("Setting: small", "Why? " + "Because. " * 60), num_answers=2)
+        text = read_text(render_pdf(Document(title="t", sections=(filler, asked))))
+        (page,) = (page for page in text.split("\f") if "Setting: small" in page)
+        assert "Because." in page, num_lines

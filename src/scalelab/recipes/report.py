@@ -232,8 +232,9 @@ def describe_setting(one: Concluded) -> Iterator[str]:
     trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
     if trials:
         steps = sorted({num_steps for num_steps, _ in counted} - {0})
-        launches = format_count(max(trial.round for trial in trials), "launch")
-        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {launches}"
+        rounds, seeds = max(trial.round for trial in trials), len({trial.seed for trial in trials})
+        times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
+        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {times}"
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

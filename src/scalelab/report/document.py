@@ -181,14 +181,16 @@ class Document:
         """The tables of all sections; the first is the main one."""
         return tuple(table for section in self.sections for table in section.tables)
 
-    def shorten(self, most: int = BRIEF_CHARACTERS) -> Document:
-        """A brief report: of every section with answers these, each cut to its first sentences, and one table.
+    def shorten(self, most: int = BRIEF_CHARACTERS, num_more: int = 0, rows: int = BRIEF_ROWS) -> Document:
+        """A brief report: of every section with answers these, each cut to its first sentences, and its first table.
+
+        So many further tables go to the sections in turn, the first ones first.
 
         A document without answers keeps its findings and its first table.
         """
         answered = [section for section in self.sections if section.num_answers is not None]
         if not answered:
-            first = [Section(tables=(_shorten_table(table),)) for table in self.tables[:1]]
+            first = [Section(tables=(_shorten_table(table, rows),)) for table in self.tables[:1]]
             return replace(self, sections=tuple(first), cautions=self.failures, environment=())
         sections = [
             Section(
@@ -196,11 +198,13 @@ class Document:
                 paragraphs=tuple(
                     section.cut_answer(words, most) for words in section.paragraphs[: section.num_answers]
                 ),
-                tables=tuple(_shorten_table(table) for table in section.tables[:1]),
+                tables=tuple(
+                    _shorten_table(table, rows) for table in section.tables[: 1 - (place - num_more) // len(answered)]
+                ),
                 num_answers=section.num_answers,
                 questions=section.questions,
             )
-            for section in answered
+            for place, section in enumerate(answered)
         ]
         return replace(self, sections=tuple(sections), findings=(), cautions=(), environment=())
 
@@ -213,10 +217,10 @@ def cut_text(words: str, most: int) -> str:
     return words[: max((end for end in ends if end <= most), default=ends[0])]
 
 
-def _shorten_table(table: Table) -> Table:
-    left_out = len(table.rows) - BRIEF_ROWS
+def _shorten_table(table: Table, most: int) -> Table:
+    left_out = len(table.rows) - most
     more = "1 more row is" if left_out == 1 else f"{left_out} more rows are"
-    rows = table.rows[:BRIEF_ROWS] if left_out > 0 else table.rows
+    rows = table.rows[:most] if left_out > 0 else table.rows
     marks = tuple(mark for row in rows for cell in row for mark in cell.mark)
     legends = tuple(note for note in table.notes[1:] if marks and note.startswith(marks))
     notes = (*legends, *((f"{more} in the full report",) if left_out > 0 else ()))

@@ -41,6 +41,8 @@ PAGE = re.compile(rb"/Type\s*/Page\b")
 BRIEF_PAGES = 2
 BRIEF_LENGTHS = (2000, 1400, 1000, 800, 640, 520, BRIEF_CHARACTERS)
 """Characters of an answer in a brief report: the first with which it has no more pages."""
+MORE_ROWS = 16
+"""Rows of a table in a brief report, where all answers fit."""
 MOST_DRAWN = 5
 """Charts of single steps after the answers of a recipe."""
 
@@ -55,13 +57,21 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")
         pdf = b""
-        for one in map(document.shorten, BRIEF_LENGTHS) if is_brief else [document]:
+        for one in list_briefs(document) if is_brief else [document]:
             described = describe_document(one, directory) | {"brief": is_brief}
             (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
             pdf = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
             if len(PAGE.findall(pdf)) <= BRIEF_PAGES:
                 break
     return pdf
+
+
+def list_briefs(document: Document) -> Iterator[Document]:
+    """From the longest to the shortest: it loses further tables, those of the last rows first, then ends of answers."""
+    answered = sum(section.num_answers is not None for section in document.sections)
+    most = answered * (max((len(section.tables) for section in document.sections), default=1) - 1)
+    yield from (document.shorten(BRIEF_LENGTHS[0], num_more, MORE_ROWS) for num_more in range(most, -1, -1))
+    yield from map(document.shorten, BRIEF_LENGTHS)
 
 
 def describe_document(document: Document, directory: Path) -> dict[str, Any]:
