@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import UNTOLD
+from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
 from scalelab.recipes.scaling.challenge import describe_curve
 from scalelab.recipes.scaling.questions import judge_sizes
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
+from scalelab.studies.shared.arms import Arm
 from scalelab.workloads.options import MlpOptions
 
 
@@ -26,6 +31,11 @@ def test_a_larger_model_is_not_more_compute_by_itself() -> None:
     assert check.id == "S3"
     assert "4P" in check.computed
     assert "6PB" in check.computed
+
+
+def play_arm(steps: Sequence[float]) -> Arm:
+    """A launch of one step for each."""
+    return cast(Arm, SimpleNamespace(clean=[[step] for step in steps]))
 
 
 def around(value: float, width: float = 0.01) -> Estimate:
@@ -48,13 +58,45 @@ def test_a_curve_is_named_by_its_direction_and_its_bend(change: float, apart: fl
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "words"),
+    ("gains", "words"),
     [
-        ({2: 0, 4: 1}, "In the large one: clear on 4 ranks; not resolved on 2 ranks."),
-        ({2: -1, 4: -1}, "In the small one: clear on 2 and 4 ranks."),
-        ({2: -1, 4: 1}, "In the large one: clear on 4 ranks. In the small one: clear on 2 ranks."),
-        ({2: 0, 4: 0}, f"{UNTOLD}, as the intervals overlap."),
+        ({2: (1.2, 0.3), 4: (1.5, 0.1)}, "In the large one: clear on 4 ranks; not resolved on 2 ranks."),
+        ({2: (0.5, 0.1), 4: (0.6, 0.1)}, "In the small one: clear on 2 and 4 ranks."),
+        ({2: (0.5, 0.1), 4: (1.5, 0.1)}, "In the large one: clear on 4 ranks. In the small one: clear on 2 ranks."),
+        ({2: (1.0, 0.01)}, "In neither: clear on 2 ranks."),
+        ({2: (1.1, 0.2)}, f"{UNTOLD}, as the intervals include no difference; by the estimates, in the large one."),
+        ({2: (1.1, 0.2), 4: (0.9, 0.2)}, f"{UNTOLD}, as the intervals include no difference."),
     ],
 )
-def test_the_model_that_gains_more_is_named_for_every_number_of_ranks(verdicts: dict[int, int], words: str) -> None:
-    assert judge_sizes(verdicts) == words
+def test_the_model_that_gains_more_is_named_for_every_number_of_ranks(
+    gains: dict[int, tuple[float, float]], words: str
+) -> None:
+    assert judge_sizes({ranks: around(*gain) for ranks, gain in gains.items()}) == words
+
+
+def test_speedups_of_the_same_rounds_compare_where_their_intervals_overlap() -> None:
+    """Rounds differ by half, and all four arms with them: each speedup is wide, their ratio is not."""
+    plain, spread = [1.0, 1.5, 2.0, 1.2, 1.7, 1.4], [0.8, 1.0, 0.7, 1.1, 0.9, 1.2]
+    slow, fast = (play_arm([one * rank for one, rank in zip(plain, spread, strict=True)]), play_arm(plain))
+    more = play_arm([one / 1.3 for one in plain])
+    usual, better = (divide_steps(slow, arm) for arm in (fast, more))
+    assert usual is not None
+    assert better is not None
+    assert compare_estimates(better, usual) == 0
+    found = divide_speedups((slow, more), (slow, fast))
+    assert found is not None
+    assert found.value == pytest.approx(1.3)
+    assert found.low == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Estimate(value=2e-3, low=1e-3, high=12e-3), "2.00 ms (1.00 ms to 12.0 ms)"),
+        (Estimate(value=2e-3, low=-1e-3, high=5e-3), "2.00 ms (0 s to 5.00 ms)"),
+        (Estimate(value=2e-3, low=1e-3, high=3e-3), "2.0 ± 1.0 ms"),
+        (Estimate(value=-2e-3, low=-3e-3, high=1e-3), "unknown"),
+    ],
+)
+def test_an_answer_has_its_number_however_wide_its_interval(value: Estimate, words: str) -> None:
+    assert say_wide("seconds", value) == words

@@ -7,13 +7,14 @@ A published figure is text: it keeps the digits and the unit that it was printed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Domain, Estimate
-from scalelab.analysis.stats import estimate_location, estimate_ratio, estimate_unpaired_ratio
+from scalelab.analysis.stats import estimate_location, estimate_ratio, estimate_unpaired_ratio, pair_medians
 from scalelab.answers.train import TrainStudy
 from scalelab.recipes.recipe import Outcome, Outcomes, Size
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
@@ -23,7 +24,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_known, format_quantity
+from scalelab.units import Quantity, format_known, format_quantity, is_known
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 from scalelab.workloads.options import TransformerOptions
 
@@ -106,11 +107,38 @@ def divide_steps(numerator: Arm | None, denominator: Arm | None) -> Estimate | N
     return estimate_ratio(numerator.clean, denominator.clean)
 
 
+def divide_speedups(one: tuple[Arm, Arm], other: tuple[Arm, Arm]) -> Estimate | None:
+    """The speedup of one pair over that of the other, each a slow arm and a fast one; round by round.
+
+    Narrower than both speedups where a slow round slows all four arms; None where no round completed all of them.
+    """
+    medians = pair_medians([arm.clean for arm in (*one, *other)])
+    if not medians.shape[1]:
+        return None
+    above, below = medians[0] / medians[1], medians[2] / medians[3]
+    return estimate_ratio([[speedup] for speedup in above], [[speedup] for speedup in below])
+
+
 def compare_estimates(one: Estimate, other: Estimate) -> int:
     """1 where one interval lies above the other, −1 where below, 0 where they overlap."""
     lows = [found.value if found.low is None else found.low for found in (one, other)]
     highs = [found.value if found.high is None else found.high for found in (one, other)]
     return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
+
+
+def compare_independent(one: Estimate, other: Estimate) -> int:
+    """1 where one ratio of times is above another of another study, −1 where below, 0 where the interval includes none.
+
+    The arms that face each other add up as squares, on the log scale (Zou and Donner 2008).
+    """
+    ends = (one.low, one.high, other.low, other.high)
+    if any(end is None or end <= 0 for end in ends):
+        return compare_estimates(one, other)
+    low, high, below, above = (math.log(end) for end in ends if end is not None)
+    mine, theirs = math.log(one.value), math.log(other.value)
+    apart = mine - theirs
+    is_above = apart > math.hypot(mine - low, above - theirs)
+    return int(is_above) - int(-apart > math.hypot(high - mine, theirs - below))
 
 
 def compare_tasks(rows: Mapping[str, Outcomes]) -> Iterator[str]:
@@ -152,7 +180,10 @@ def find_completed(outcome: Outcome | None) -> TrialResult | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedTraining(TrainStudy):
-    """A training run launched several times, so that its whole time has an interval."""
+    """A training run launched several times, so that its whole time has an interval.
+
+    Those of one row take turns, so that a machine that gets slower slows all of them.
+    """
 
     launches: int = 3
 
@@ -160,23 +191,30 @@ class RepeatedTraining(TrainStudy):
         return [replace(trial, round=number) for trial in super().plan() for number in range(1, self.launches + 1)]
 
 
-def list_totals(outcome: Outcome | None) -> list[list[float]]:
-    """The time of all steps of a training run on its slowest rank, profiled ones included, launch by launch."""
+def list_totals(outcome: Outcome | None) -> dict[int, float]:
+    """The time of all steps of a training run on its slowest rank, profiled ones included, by launch."""
     completed = [result for result in outcome.results if result.status is Status.COMPLETED] if outcome else []
     kinds = (StepKind.CLEAN, StepKind.PROFILED)
-    return [[sum(seconds for kind in kinds for seconds in one.step_seconds(kind).values())] for one in completed]
+    return {
+        one.trial.round: sum(seconds for kind in kinds for seconds in one.step_seconds(kind).values())
+        for one in completed
+    }
 
 
 def sum_training(outcome: Outcome | None) -> Estimate | None:
     """All steps of a training run, over its launches."""
-    totals = [total for (total,) in list_totals(outcome)]
-    return estimate_location(totals) if totals else None
+    totals = list_totals(outcome)
+    return estimate_location(list(totals.values())) if totals else None
 
 
 def divide_trainings(numerator: Outcome | None, denominator: Outcome | None) -> Estimate | None:
-    """The whole time of one training run over that of another, whose launches were not interleaved."""
+    """The whole time of one training run over that of another, launch by launch: a row's launches take turns."""
     above, below = list_totals(numerator), list_totals(denominator)
-    return estimate_unpaired_ratio(above, below) if above and below else None
+    shared = sorted(above.keys() & below.keys())
+    if len(shared) > 1:
+        return estimate_ratio([[above[launch]] for launch in shared], [[below[launch]] for launch in shared])
+    sides = ([[total] for total in totals.values()] for totals in (above, below))
+    return estimate_unpaired_ratio(*sides) if above and below else None
 
 
 def list_losses(outcome: Outcome | None) -> list[float]:
@@ -300,9 +338,19 @@ def say(quantity: Quantity, value: Estimate | float | None) -> str:
 
 
 def say_wide(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in an answer, however wide its interval: `2 ± 5`; `unknown` only where it came out impossible."""
-    is_impossible = isinstance(value, Estimate) and value.value < 0
-    return "unknown" if is_impossible else format_quantity(quantity, value)
+    """A number in an answer, however wide its interval: `1.9 ms (1.1 ms to 11.8 ms)` where that exceeds the number.
+
+    `unknown` only where it came out impossible.
+    """
+    if not isinstance(value, Estimate):
+        return format_quantity(quantity, value)
+    if value.value < 0:
+        return "unknown"
+    if is_known(value) or value.low is None or value.high is None:
+        return format_quantity(quantity, value)
+    high = min(value.high, 1.0) if quantity in ("share", "accuracy") else value.high
+    ends = (format_quantity(quantity, end) for end in (max(0.0, value.low), high))
+    return f"{format_quantity(quantity, value.value)} ({' to '.join(ends)})"
 
 
 def keep_tables(*tables: Table | None) -> tuple[Table, ...]:

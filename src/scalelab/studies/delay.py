@@ -42,6 +42,10 @@ ADDED = FindingKind(
 )
 
 
+MODEL_WORDS = {"unresolved": "the interval includes the law", "no difference": "as the law"}
+"""What a sentence says of a verdict that is not about more or less."""
+
+
 def format_delay(seconds: float) -> str:
     """A delay as a person would type it: it was given, not measured, and has no digits of its own."""
     return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
@@ -227,7 +231,7 @@ def _compare(strategy: str, overlay: Overlay, *, is_last: bool) -> Iterator[Find
         yield AMDAHL_OVERLAY(
             label,
             f"{label}: Amdahl's law with {words} predicts {format_quantity('ratio', law)}; measured is"
-            f" {format_interval('ratio', over)} times that, {verdict}.",
+            f" {format_interval('ratio', over)} times that: {MODEL_WORDS.get(verdict, verdict)}.",
             weight=weight,
             ratio=over,
             predicted=law,

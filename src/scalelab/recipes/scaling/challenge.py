@@ -10,7 +10,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, estimate_ratio, judge, pair_medians
 from scalelab.recipes.evidence import (
     UNTOLD,
-    compare_estimates,
+    divide_speedups,
     divide_steps,
     find_arm,
     list_arms,
@@ -21,6 +21,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import Answers, join
 from scalelab.studies.batch_scaling import DOUBLING
+from scalelab.studies.batch_size import SATURATION, STEP_COST
 from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING
@@ -44,13 +45,12 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     serial = longest / (one + longest)
     return {
         "scaling": join(
-            f"{judge_change(speedups[delays[0]], speedups[longest])}: speedup on {ranks} ranks is {curve}. All ranks"
-            " sleep at once, so the delay is added to a step on any number of ranks and divided among none: it moves"
-            " the speedup toward 1.",
+            f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}. All ranks sleep at once, so the"
+            " delay is added to a step on any number of ranks and divided among none.",
             *quote_added(outcome, delays[1]),
         ),
-        "linearly": f"{judge_curve(arms, ranks, delays)} By the model speedup(d) = (T₁ + d)/(T_N + d) it is a hyperbola"
-        f" from T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, which predicts {law}; measured: {curve}.",
+        "linearly": f"{judge_curve(arms, ranks, delays)} The model speedup(d) = (T₁ + d)/(T_N + d), a hyperbola from"
+        f" T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, predicts {law}; measured: {curve}.",
         "amdahl": join(
             f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
             f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
@@ -97,11 +97,23 @@ def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
             yield finding.text
 
 
-def judge_change(before: Estimate | None, after: Estimate | None) -> str:
-    if before is None or after is None:
+def judge_change(arms: Mapping[tuple[int, float], Arm], ranks: int, longest: float) -> str:
+    """What the longest delay does to the speedup, by both speedups round by round; else what the model gives."""
+    change = divide_speedups((arms[1, longest], arms[ranks, longest]), (arms[1, 0.0], arms[ranks, 0.0]))
+    usual, law = divide_steps(arms[1, 0.0], arms[ranks, 0.0]), predict_speedup(arms, ranks, longest)
+    if change is None:
         return UNTOLD
-    words = {1: "It raises the speedup", -1: "It lowers the speedup", 0: f"{UNTOLD}, as the intervals overlap"}
-    return words[compare_estimates(after, before)]
+    times = f"{1e3 * longest:g} ms of delay multiply it by {format_interval('ratio', change)}"
+    moved, is_gain = "It moves the speedup toward 1", usual is not None and usual.value > 1
+    if is_gain and judge(change) is Verdict.FASTER:
+        return f"{moved}, here downwards: {times}; every rank pays the same delay, so scaling gets worse."
+    if not is_gain and judge(change) is Verdict.SLOWER:
+        return (
+            f"{moved}, here upwards: {times}; {ranks} ranks are slower than one without it, and a delay that is the"
+            " same on both hides that."
+        )
+    sides = f"from {say_wide('ratio', usual)} to {say_wide('ratio', law)}"
+    return f"By Amdahl's law it moves the speedup toward 1, here {sides}. {UNTOLD}: {times}."
 
 
 def judge_curve(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:
@@ -126,16 +138,19 @@ def describe_curve(change: Estimate, apart: Estimate) -> str:
     width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
     distance = f"the deviation from a straight line is {apart.value:+.2f}{width}".replace("-", "−")
     if direction == 0:
-        return f"{UNTOLD}: the speedup does not change beyond its interval, and {distance}."
+        return f"{HYPERBOLA}. {UNTOLD}: the speedup does not change beyond its interval, and {distance}."
     what = "It degrades" if direction < 0 else "It does not degrade, it rises"
     if bend == 0:
-        return f"{what}; whether linearly, this run does not show: {distance}."
+        return f"{HYPERBOLA}. {what}; whether linearly, this run does not show: {distance}."
     pace = "fast at first and then ever more slowly" if direction == bend else "slowly at first and then ever faster"
     side = "above" if bend > 0 else "below"
     return (
         f"{what}, and non-linearly: {pace}. Between the shortest and the longest delay it is {abs(apart.value):.2f}"
         f" {side} the straight line."
     )
+
+
+HYPERBOLA = "Non-linearly by Amdahl's law, as (T₁ + d)/(T_N + d) is a hyperbola in d"
 
 
 def find_sign(estimate: Estimate) -> int:
@@ -146,27 +161,37 @@ def find_sign(estimate: Estimate) -> int:
 
 
 def answer_batches(outcome: Outcome | None) -> Answers:
-    speedups: dict[int, Estimate] = {}
+    pairs: dict[int, tuple[Arm, Arm]] = {}
     for arm in list_spread(outcome):
         plain = find_arm(outcome, num_ranks=1, global_batch=arm.trial.global_batch)
-        found = divide_steps(plain, arm)
-        if found is not None:
-            speedups[arm.trial.global_batch] = found
-    if len(speedups) < 2:
+        if plain is not None:
+            pairs[arm.trial.global_batch] = (plain, arm)
+    if len(pairs) < 2:
         return {}
-    first, last = min(speedups), max(speedups)
+    first, last = min(pairs), max(pairs)
+    gain = divide_speedups(pairs[last], pairs[first])
     same = "The gradients have the same bytes at every batch while computing grows with it"
     verdict, why = {
-        1: ("Yes", f"{same}, so their share of a step shrinks."),
-        -1: ("No, it gets worse", f"{same}: what grows here is not communication."),
-        0: (f"{UNTOLD}, as the intervals overlap", f"{same}, so a gain is expected where communication is exposed."),
-    }[compare_estimates(speedups[last], speedups[first])]
+        Verdict.SLOWER: ("Yes", f"{same}, so their share of a step shrinks."),
+        Verdict.FASTER: ("No, it gets worse", f"{same}: what grows here is not communication."),
+        Verdict.NO_DIFFERENCE: ("No, it stays the same", f"{same}: little of it is exposed at any of these batches."),
+        Verdict.UNRESOLVED: (
+            f"By its bytes and operations it should. {UNTOLD}, as the interval includes no change",
+            f"{same}, so a gain is expected where communication is exposed.",
+        ),
+    }[judge(gain) if gain is not None else Verdict.UNRESOLVED]
+    times = f" (the last is {format_interval('ratio', gain)} times the first)" if gain is not None else ""
     listed = ", ".join(
-        f"{say_wide('ratio', found)} at global batch {batch}" for batch, found in sorted(speedups.items())
+        f"{say_wide('ratio', divide_steps(*pair))} at global batch {batch}" for batch, pair in sorted(pairs.items())
     )
     return {
-        "improve": f"{verdict}. Speedup over the plain loop: {listed}. {why}",
-        "saturate": join(*quote(outcome, DOUBLING.name)) or f"{UNTOLD}: no doubling is resolved.",
+        "improve": f"{verdict}. Speedup over the plain loop: {listed}{times}. {why}",
+        "saturate": join(
+            *quote(outcome, DOUBLING.name),
+            "A step costs F + c·b, so throughput b/(F + c·b) saturates once computing c·b exceeds the fixed cost F"
+            " (kernel launches, the all-reduce, the optimizer).",
+            *quote(outcome, STEP_COST.name, SATURATION.name),
+        ),
     }
 
 

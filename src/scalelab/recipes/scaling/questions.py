@@ -13,7 +13,7 @@ from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
-    compare_estimates,
+    divide_speedups,
     divide_steps,
     find_arm,
     list_arms,
@@ -49,8 +49,9 @@ def answer_timing(outcome: Outcome | None) -> Answers:
             "So they are run and not counted.",
         ),
         "randomness": join(
-            "Because two runs must differ in nothing but what is compared. With one seed, weights, data and order are"
-            " the same: equal losses prove that both did the same work, and a difference in time has one cause less.",
+            "Because two runs must differ only in what is compared. With a fixed seed, weights, data and order are the"
+            " same: equal losses prove that both runs did the same work, so a difference in time does not come from the"
+            " data, and a change in the loss comes from the change in the code.",
             *quote(outcome, LOSSES_EQUAL.name, OTHER_SEED.name),
         ),
     }
@@ -110,7 +111,7 @@ def split_step(plain: Arm, arm: Arm, over: str) -> str:
     )
     return (
         f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
-        f" communication {slow}: {said[1]} of {said[0]} is {format_share(ideal / whole)}."
+        f" communication {slow}: {said[1]} of {said[0]} is {format_share(ideal / whole)}, the efficiency by medians."
     )
 
 
@@ -142,7 +143,7 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     known = {ranks: (one, other) for ranks, (one, other) in speedups.items() if one is not None and other is not None}
     if not known:
         return {}
-    verdicts = {ranks: compare_estimates(of_large, of_small) for ranks, (of_small, of_large) in known.items()}
+    gains = {ranks: divide_speedups((large[1], large[ranks]), (small[1], small[ranks])) for ranks in known}
     listed = "; ".join(
         f"{name_ranks(large[ranks])}: {say_wide('ratio', of_large)} for {name(large[1])}, {say_wide('ratio', of_small)}"
         f" for {name(small[1])}"
@@ -151,7 +152,11 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
     rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
     return {
-        "efficient": f"{judge_sizes(verdicts)} Speedup over one rank, {listed}.",
+        "efficient": join(
+            judge_sizes(gains),
+            f"Speedup over one rank, {listed}.",
+            describe_gains(gains),
+        ),
         "differ": join(
             "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
             " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
@@ -178,16 +183,32 @@ def describe_exposed(outcome: Outcome | None) -> Iterator[str]:
         yield f"Exposed communication, as a share of the step: {', '.join(found)}."
 
 
-def judge_sizes(verdicts: Mapping[int, int]) -> str:
-    """Which model DDP speeds up more, by the number of ranks: 1 the large one, −1 the small one, 0 not resolved."""
-    words = {1: "In the large one", -1: "In the small one"}
-    clear = {sign: [ranks for ranks, found in verdicts.items() if found == sign] for sign in words}
-    said = [f"{words[sign]}: clear on {join_ranks(found)}" for sign, found in clear.items() if found]
+def judge_sizes(gains: Mapping[int, Estimate | None]) -> str:
+    """Which model DDP speeds up more, by the large one's speedup over the small one's on every number of ranks."""
+    words = {
+        Verdict.SLOWER: "In the large one",
+        Verdict.FASTER: "In the small one",
+        Verdict.NO_DIFFERENCE: "In neither",
+    }
+    verdicts = {ranks: judge(gain) for ranks, gain in gains.items() if gain is not None}
+    clear = {verdict: [ranks for ranks, found in verdicts.items() if found is verdict] for verdict in words}
+    said = [f"{words[verdict]}: clear on {join_ranks(found)}" for verdict, found in clear.items() if found]
+    open_ranks = [ranks for ranks, found in verdicts.items() if found is Verdict.UNRESOLVED]
     if not said:
-        return f"{UNTOLD}, as the intervals overlap."
-    open_ranks = [ranks for ranks, found in verdicts.items() if found == 0]
+        values = [gain.value for gain in gains.values() if gain is not None]
+        higher = "large" if min(values) > 1 else "small" if max(values) < 1 else ""
+        tends = f"; by the estimates, in the {higher} one" if higher else ""
+        return f"{UNTOLD}, as the intervals include no difference{tends}."
     rest = f"; not resolved on {join_ranks(open_ranks)}" if open_ranks else ""
     return f"{'. '.join(said)}{rest}."
+
+
+def describe_gains(gains: Mapping[int, Estimate | None]) -> str:
+    """The speedup of the large model over that of the small one, round by round."""
+    listed = ", ".join(
+        f"{format_interval('ratio', gain)} on {ranks} ranks" for ranks, gain in gains.items() if gain is not None
+    )
+    return f"The large model's speedup over the small one's, round by round: {listed}." if listed else ""
 
 
 def join_ranks(ranks: Sequence[int]) -> str:
@@ -284,6 +305,13 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
     ratio = divide_steps(dp, ddp)
     emulated = " (DP's replicas are threads of one process here)" if dp.trial.is_emulated else ""
     verdict = judge(ratio) if ratio is not None else Verdict.UNRESOLVED
+    verdicts = {
+        Verdict.SLOWER: f"DDP is faster on {ranks} devices already",
+        Verdict.FASTER: f"DP is still faster on {ranks} devices",
+        Verdict.NO_DIFFERENCE: f"no difference on {ranks} devices",
+        Verdict.UNRESOLVED: f"the interval includes no difference on {ranks} devices, where the hub carries only"
+        f" {through / each:.0f} times the bytes of a DDP rank; on 8 it carries 8 times",
+    }
     return {
         "device_0": join(
             "Because one process drives all devices and device 0 is its hub: it scatters the batch, sends the model to"
@@ -297,7 +325,8 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
             " takes part in a ring all-reduce of gradients in which each rank sends 2·M·(N − 1)/N bytes,"
             f" {format_bytes(each)} here and never more than {format_bytes(2 * model)}, bucket by bucket while backward"
             " still runs. In DP the bytes through device 0, 2·M·(N − 1), grow with the devices.",
-            f"Here a DP step takes {say_wide('ratio', ratio)} times as long as a DDP step{emulated}: {verdict}.",
+            f"Here a DP step takes {say_wide('ratio', ratio)} times as long as a DDP step{emulated}:"
+            f" {verdicts[verdict]}.",
             name_other_programs(outcome),
             *quote(outcome, VARIATION.name),
         ),

@@ -60,6 +60,8 @@ def read(row: str, name: str) -> int:
     return int(PRINTED[row][name].number)
 
 
+LAUNCHES = 10
+"""Of every configuration in small: with fewer, intervals of steps of some ms leave the questions open."""
 DIM, DEPTH = 8192, 6
 """Not printed: of the practical's DDP script."""
 SMALL_DIM, SMALL_DEPTH = 512, 3
@@ -77,6 +79,8 @@ MORE_DELAYS = ("20ms", "40ms")
 """S5A: ours, as one delay cannot show whether speedup falls linearly."""
 BATCHES = tuple(read("S5B", f"batch_{number}") for number in (1, 2, 3, 4))
 """S5B."""
+MORE_BATCHES = (1024,)
+"""S5B: ours, in small, whose model is far from saturation at the published ones."""
 STRAGGLER_DELAY = f"{1e3 * PRINTED['S5C']['delay_seconds'].number:g}ms"
 """S5C: on rank 0, in every step."""
 
@@ -140,13 +144,14 @@ def find_first_step(arms: Sequence[Arm]) -> Main | None:
 
 
 def make_s1(size: Size) -> Row:
+    rounds = choose(size, small=LAUNCHES, full=6)
     study = Reproducibility(
         ranks=RANKS[1],
         strategy="ddp",
         global_batch=GLOBAL_BATCH,
         dropped=DROPPED,
         job=make_job(size),
-        sampling=Sampling(rounds=6, steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0),
+        sampling=Sampling(rounds=rounds, steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0),
     )
     return quote_row("S1", "Reproducible timing", "timing", study, find_first_step)
 
@@ -156,7 +161,7 @@ def make_s2(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=6, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
     )
     return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=answer_s2, num_tables=1)
 
@@ -175,7 +180,7 @@ def make_s3(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=6, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
     )
     dim = sizes[-1][0]
     row = quote_row(
@@ -204,7 +209,7 @@ def make_s4(size: Size) -> Row:
         ranks=choose(size, small=2, full=4),
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size),
+        sampling=make_sampling(size, rounds=LAUNCHES),
     )
     return Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
 
@@ -226,7 +231,7 @@ def make_s5a(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size),
+        sampling=make_sampling(size, rounds=LAUNCHES),
     )
     return quote_row(
         "S5A",
@@ -241,11 +246,11 @@ def make_s5a(size: Size) -> Row:
 
 def make_s5b(size: Size) -> Row:
     study = BatchScaling(
-        batches=BATCHES,
+        batches=(*BATCHES, *choose(size, small=MORE_BATCHES, full=())),
         reading="both",
         ranks=choose(size, small=2, full=read("S5B", "ranks")),
         job=make_job(size),
-        sampling=make_sampling(size, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
     )
     return quote_row(
         "S5B",
@@ -263,7 +268,7 @@ def make_s5c(size: Size) -> Row:
         ranks=choose(size, small=2, full=4),
         global_batch=GLOBAL_BATCH,
         job=make_job(size, perturbation=Perturbation(delay=STRAGGLER_DELAY, delay_rank=0)),
-        sampling=make_sampling(size, phase_steps=16),
+        sampling=make_sampling(size, rounds=LAUNCHES, phase_steps=16),
     )
 
     def find_slow_step(arms: list[Arm]) -> Main | None:
