@@ -353,3 +353,24 @@ def test_on_a_cpu_every_rank_of_full_size_has_a_share_of_the_memory() -> None:
     assert {trial.memory_limit_bytes for trial in small} == {None}
     limits = {trial.memory_limit_bytes for trial in full if trial.configuration.startswith("s1.")}
     assert limits == {int(0.8 * psutil.virtual_memory().total / 2)}
+
+
+def test_repeated_training_runs_of_a_row_take_turns() -> None:
+    """Launch by launch, every second one backwards: a machine that gets slower slows all strategies alike."""
+    trials = Reproduce(recipe="gpt2", only=("G5",), device="cpu").plan()
+    runs = [trial for trial in trials if trial.training_run]
+    strategies = [trial.strategy for trial in runs if trial.round == 1]
+    assert [trial.round for trial in runs] == sorted(trial.round for trial in runs)
+    assert [trial.strategy for trial in runs if trial.round == 2] == strategies[::-1]
+    assert {trial.round for trial in runs} == set(range(1, 6))
+
+
+def test_training_runs_compare_launch_by_launch(tmp_path: Path) -> None:
+    """Launches get slower by a half, all strategies alike: totals are wide, their ratio is not."""
+    slow = FakeLauncher(lambda trial: 0.01 * trial.batch_per_rank * (1 + 0.1 * trial.round))
+    _, document = run_study(Reproduce(recipe="gpt2", only=("G5",), device="cpu"), runs_dir=tmp_path, launcher=slow)
+    (found,) = select(document.findings, "row")
+    speedup = found.values["ours"]
+    assert isinstance(speedup, Estimate)
+    assert speedup.value == pytest.approx(2, rel=0.01)
+    assert speedup.half_width == pytest.approx(0, abs=0.02)

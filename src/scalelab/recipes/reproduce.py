@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
 import tyro
@@ -17,7 +18,7 @@ import tyro
 from scalelab.data.shards import find_shards, read_largest_token
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
-from scalelab.recipes.evidence import describe_trials
+from scalelab.recipes.evidence import RepeatedTraining, describe_trials
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.parallelism.rows import PARALLELISM
@@ -140,7 +141,9 @@ class Reproduce(Study):
 
     def plan(self) -> list[Trial]:
         possible = {name: study for name, study in self.measured_parts.items() if name not in self.obstacles}
-        trials = [self._name(trial, *name) for name, study in possible.items() for trial in study.plan()]
+        trials = take_turns(
+            [(name, study, self._name(trial, *name)) for name, study in possible.items() for trial in study.plan()]
+        )
         if not trials:
             why = {row.id: MEASURES_NOTHING if row.state else self.reasons.get(row.id, "") for row in self.rows}
             raise UsageError(f"none of these rows can run here: {join_alike(why)}")
@@ -256,6 +259,19 @@ class Reproduce(Study):
         is_all = len(set(found.values())) == 1 and len(found) == len(row.parts)
         words = next(iter(found.values())) if is_all else join_alike(found)
         return "; ".join(part for part in (row.reason, words) if part)
+
+
+def take_turns(planned: Sequence[tuple[tuple[str, str], Study, Trial]]) -> list[Trial]:
+    """Trials as planned; the repeated training runs of a row by launch instead, every second launch backwards."""
+    trials: list[Trial] = []
+    for (_, is_repeated), group in groupby(planned, lambda one: (one[0][0], isinstance(one[1], RepeatedTraining))):
+        own = [trial for _, _, trial in group]
+        if is_repeated:
+            launches = sorted({trial.round for trial in own})
+            turns = [[trial for trial in own if trial.round == launch] for launch in launches]
+            own = [trial for turn, some in enumerate(turns) for trial in some[:: -1 if turn % 2 else 1]]
+        trials += own
+    return trials
 
 
 def _describe_state(row: Row, own: dict[str, Outcome], reason: str, *, is_hindered: bool) -> str:

@@ -7,10 +7,17 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import describe_trials
 from scalelab.recipes.polaris.jobs import say_verdict
-from scalelab.recipes.polaris.links import describe_profiled, judge_profiler, make_p1, make_p5, make_p10
+from scalelab.recipes.polaris.links import (
+    compare_recorded,
+    describe_profiled,
+    judge_profiler,
+    make_p1,
+    make_p5,
+    make_p10,
+)
 from scalelab.recipes.polaris.rows import answer_memory
 from scalelab.recipes.recipe import Outcome
-from scalelab.records.trial import TrialResult
+from scalelab.records.trial import StepKind, StepSample, TrialResult
 from tests.records import make_result
 
 
@@ -33,9 +40,25 @@ def test_a_cost_of_the_profiler_is_seen_only_beyond_its_interval(
     assert judge_profiler(Estimate(value=1.15, low=low, high=high)) == words
 
 
+def test_a_cost_in_single_steps_is_seen_where_the_whole_run_hides_it() -> None:
+    """Three of 32 steps take half as long again: 5 % of the run, within its interval."""
+    results = []
+    for trial in make_p5("small").parts["profiled"].plan():
+        kinds = [StepKind.PROFILED] * 3 + [StepKind.CLEAN] * 29
+        seconds = {StepKind.PROFILED: 0.015 + 1e-4 * trial.round, StepKind.CLEAN: 0.01}
+        steps = (StepSample(0, step, kind, step, seconds[kind], loss=1.0) for step, kind in enumerate(kinds))
+        results.append(make_result(trial, samples=tuple(steps)))
+    recorded = compare_recorded(make_outcome(*results))
+    assert recorded is not None
+    assert recorded.value == pytest.approx(1.5, abs=0.05)
+    whole = Estimate(value=1.03, low=0.9, high=1.2)
+    assert judge_profiler(whole, recorded).startswith("A cost is visible in the steps under the profiler, not in")
+    assert judge_profiler(whole, Estimate(value=1.5, low=0.9, high=2.0)) == "No cost is visible"
+
+
 def test_steps_under_the_profiler_are_counted_once() -> None:
     trial, *others = make_p5("small").parts["profiled"].plan()
-    assert [other.round for other in others] == [2, 3]
+    assert [other.round for other in others] == [2, 3, 4, 5, 6]
     words = describe_profiled(make_outcome(make_result(trial)))
     assert words == "1 step of waiting and 3 under the profiler (1 of warm-up, 2 recorded)"
 

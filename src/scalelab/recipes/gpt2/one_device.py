@@ -180,7 +180,7 @@ def compare_megabytes(what: str, ours: float | None, megabytes: float) -> Compar
 def make_throughput_rows(size: Size) -> tuple[Row, Row]:
     """The published way: 5 warm-up steps, 20 timed; in several launches."""
     sampling = Sampling(
-        rounds=choose(size, small=4, full=5),
+        rounds=choose(size, small=8, full=5),
         steps=published.WARMUP_STEPS + published.TIMED_STEPS,
         warmup=published.WARMUP_STEPS,
         phase_steps=0,
@@ -288,7 +288,7 @@ def make_g4(size: Size) -> Row:
     study = BatchSize(
         batches=(*(row.batch for row in published.BATCH_ROWS), published.OUT_OF_MEMORY_BATCH),
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=3, steps=8, phase_steps=0),
+        sampling=make_sampling(size, rounds=8, steps=8, phase_steps=0),
     )
     return Row(
         id="G4",

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import judge
 from scalelab.answers.train import TrainStudy, count_shards
 from scalelab.recipes.evidence import (
     Compared,
@@ -26,7 +27,7 @@ from scalelab.recipes.evidence import (
     say_wide,
     sum_training,
 )
-from scalelab.recipes.feasibility import count_state_bytes
+from scalelab.recipes.feasibility import choose, count_state_bytes
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.gpt2.one_device import (
     BASELINE,
@@ -69,6 +70,7 @@ def make_training(size: Size, strategy: str) -> TrainStudy:
         global_batch=published.TRAIN_BATCH,
         course=TrainingRun(steps=published.TRAIN_STEPS, keep=0),
         job=make_large_job(size),
+        launches=choose(size, small=5, full=3),
     )
 
 
@@ -136,8 +138,8 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
         answers["ddp"] = (
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
-            " all-reduced once per step, in the last of them. The mean loss over ranks is of the baseline's"
-            " samples, yet differs a little: every rank draws dropout masks of its own."
+            f" all-reduced once per step, in the last of them{explain_loss(ratio)}. The mean loss over ranks is of the"
+            " baseline's samples, yet differs a little: every rank draws dropout masks of its own."
         )
     ratios = {
         name: ratio
@@ -145,13 +147,23 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
         if name.startswith("fsdp") and (ratio := divide_trainings(outcomes.get(name), outcomes.get("ddp")))
     }
     if ratios:
-        listed = ", ".join(f"{name} {say_wide('ratio', ratio)}" for name, ratio in ratios.items())
+        listed = ", ".join(f"{name} {say_wide('ratio', ratio)} ({judge(ratio)})" for name, ratio in ratios.items())
         full, grad_op = (f"{there[name] / there['ddp']:.2f}" for name in ("fsdp-full", "fsdp-grad-op"))
         answers["fsdp"] = (
             f"Time over DDP's: {listed} (published: FULL_SHARD {full}, SHARD_GRAD_OP {grad_op})."
             f" {describe_sharding(outcomes)} {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
     return answers
+
+
+def explain_loss(speedup: Estimate | None) -> str:
+    """Why it is not as many times as fast as there are ranks; empty where it may be."""
+    if speedup is None or speedup.high is None or speedup.high >= published.TRAIN_RANKS:
+        return ""
+    return (
+        f"; it stays below {published.TRAIN_RANKS}, because that all-reduce and the optimizer's step, which every rank"
+        " takes on all parameters, do not shrink (G6 has a step in parts)"
+    )
 
 
 def describe_sharding(outcomes: Outcomes) -> str:

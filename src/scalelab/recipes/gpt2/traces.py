@@ -42,7 +42,7 @@ def make_g6(size: Size) -> Row:
         ranks=published.TRAIN_RANKS,
         global_batch=published.TRAIN_BATCH,
         job=make_large_job(size),
-        sampling=make_sampling(size, rounds=3, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
+        sampling=make_sampling(size, rounds=4, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
     )
     return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=answer_g6, num_tables=0)
 

@@ -95,6 +95,7 @@ def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: i
             profile_name=published.PROFILE_NAME if profile_active else None,
         ),
         job=make_training_job(size, optimization=SCALED_BY_RANKS),
+        launches=choose(size, small=6, full=3),
     )
 
 

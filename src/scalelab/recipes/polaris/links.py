@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_location
 from scalelab.launch.ranks.namespaces import Link, parse_link
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -39,7 +40,7 @@ from scalelab.recipes.polaris.jobs import (
     say_verdict,
 )
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
-from scalelab.records.trial import StepKind
+from scalelab.records.trial import Status, StepKind
 from scalelab.report.document import Table
 from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.network.answer import (
@@ -71,7 +72,7 @@ def make_p4(size: Size) -> Row:
         batch_per_rank=published.BATCH_PER_RANK,
         exchange=size == "full",
         job=make_training_job(size),
-        sampling=make_sampling(size, comm_free=True, profile_steps=2),
+        sampling=make_sampling(size, rounds=6, comm_free=True, profile_steps=2),
     )
     return Row(
         id="P4",
@@ -280,6 +281,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
     ratio = divide_trainings(outcomes.get("profiled"), outcomes.get("plain"))
     if plain is None or profiled is None or ratio is None:
         return Answer()
+    recorded = compare_recorded(outcomes.get("profiled"))
     line = Compared("with the profiler", ratio, published.PROFILED_SECONDS / published.SINGLE_SECONDS)
     title = "Training time over that without the profiler"
     words = (
@@ -300,7 +302,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             "polaris",
             "P5",
             {
-                "profiler": f"{judge_profiler(ratio)} here: {words}{compare_recorded(outcomes.get('profiled'))}"
+                "profiler": f"{judge_profiler(ratio, recorded)} here: {words}{describe_recorded(recorded)}"
                 " Recording every operator costs time in the steps under the profiler, and writing the trace after"
                 " them: time a run without it."
             },
@@ -321,30 +323,34 @@ def describe_profiled(outcome: Outcome | None) -> str:
     )
 
 
-def judge_profiler(ratio: Estimate) -> str:
-    """Whether the interval of the whole time with the profiler over that without lies on one side of 1."""
+def judge_profiler(ratio: Estimate, recorded: Estimate | None = None) -> str:
+    """Whether the whole time with the profiler over that without lies on one side of 1; else by the steps under it."""
     if ratio.low is None or ratio.high is None:
         return "One launch each does not show a cost"
-    return "A cost is visible" if ratio.low > 1 else "It was faster" if ratio.high < 1 else "No cost is visible"
-
-
-def compare_recorded(outcome: Outcome | None) -> str:
-    """The recorded steps beside the others of the same training run, which other programs disturb alike."""
-    result = find_completed(outcome)
-    if result is None:
-        return ""
-    clean, recorded = (list(result.step_seconds(kind).values()) for kind in (StepKind.CLEAN, StepKind.PROFILED))
-    if not clean or not recorded:
-        return ""
-    mean, median = sum(recorded) / len(recorded), statistics.median(clean)
-    hidden = (
-        " That is not longer, so the difference is outside them or is the load of the machine."
-        if mean <= median
-        else ""
-    )
+    if ratio.low > 1 or ratio.high < 1:
+        return "A cost is visible" if ratio.low > 1 else "It was faster"
+    is_slow = recorded is not None and recorded.low is not None and recorded.low > 1
     return (
-        f" In the profiled run {format_count(len(recorded), 'step')} under the profiler, warm-up included, took"
-        f" {say('seconds', mean)} on average, the others {say('seconds', median)} (median).{hidden}"
+        "A cost is visible in the steps under the profiler, not in the whole run" if is_slow else "No cost is visible"
+    )
+
+
+def compare_recorded(outcome: Outcome | None) -> Estimate | None:
+    """A step under the profiler over the median of the others of its launch, which other programs disturb alike."""
+    ratios = []
+    for result in (result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED):
+        clean, recorded = (list(result.step_seconds(kind).values()) for kind in (StepKind.CLEAN, StepKind.PROFILED))
+        if clean and recorded:
+            ratios.append(statistics.fmean(recorded) / statistics.median(clean))
+    return estimate_location(ratios) if ratios else None
+
+
+def describe_recorded(ratio: Estimate | None) -> str:
+    if ratio is None:
+        return ""
+    return (
+        f" A step under the profiler, warm-up included, took {say_wide('ratio', ratio)} times the median of the other"
+        " steps of its launch."
     )
 
 

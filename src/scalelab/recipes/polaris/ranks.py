@@ -147,16 +147,16 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
     }
     reports = [report for result in found.values() for report in result.ranks]
     asked = {said.source for report in reports for said in report.sources if not said.reason}
-    by_mpi = f"{UNTOLD}: mpiexec did not run."
+    by_mpi = "mpiexec did not run here, so nothing was measured of either"
     if BY_MPI in asked:
         wrong = [name for name, result in found.items() if any(_list_wrong(result, BY_MPI))]
         by_mpi = f"Here MPI gave the true ranks {'everywhere' if not wrong else 'not under ' + ', '.join(wrong)}"
     pals = "PALS itself was asked" if any("PALS" in source for source in asked) else "no PALS variable was set"
     answers = {
         "mapping": f"{_compare_sources(found)}.{_name_absent(outcomes)}" if found else f"{UNTOLD}: no launcher ran.",
-        "portable": f"{by_mpi.rstrip('.')}; {pals}. Get_rank and Split_type belong to MPI, so they exist under every"
-        " MPI and count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of"
-        " PALS take two lines and no package, and exist on systems with PALS only.",
+        "portable": "Yes, by what each needs: Get_rank and Split_type belong to MPI, so they exist under every MPI and"
+        " count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of PALS take"
+        f" two lines and no package, and exist on systems with PALS only. {by_mpi}; {pals}.",
     }
     by_launcher = "mpi" if find_completed(outcomes.get("mpi")) else "train"
     pinned = " ".join(describe_ranks(outcomes.get(by_launcher)))
