@@ -29,8 +29,8 @@ from tests.recipes.played import PlayedLauncher, play_histogram
 
 
 def play(row: int, tmp_path: Path) -> tuple[Study, TrialResult]:
-    """The part of a row, played to its end."""
-    (study,) = make_rows("small")[row].parts.values()
+    """The first network of a row, played to its end."""
+    study = next(iter(make_rows("small")[row].parts.values()))
     (trial,) = study.plan()
     return study, PlayedLauncher().launch(trial, tmp_path)
 
@@ -47,7 +47,8 @@ def read_quantized(result: TrialResult) -> Quantized:
 def test_four_rows_read_one_training_and_the_fifth_has_its_own() -> None:
     rows = make_rows("small")
     assert [row.reads for row in rows] == ["", "Q1", "Q1", "Q1", ""]
-    assert [list(row.parts) for row in rows] == [[PLAIN]] * 4 + [[BIASED]]
+    assert [next(iter(row.parts)) for row in rows] == [PLAIN] * 4 + [BIASED]
+    assert all(row.parts == rows[0].parts for row in rows[:4])
 
 
 def test_weights_are_told_by_layer_with_both_scales(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def make_quantized(**wrong: int) -> Quantized:
 )
 def test_a_bias_is_judged_only_where_it_decides_images(raw: int, scaled: int, without: int, words: str) -> None:
     quantized = make_quantized(weights_raw_bias=raw, weights=scaled, weights_no_bias=without, int8_255=0)
-    answer = answer_bias(answer_stages(quantized), quantized.labels)["bias"]
+    answer = answer_bias(answer_stages(quantized), [quantized])["bias"]
     assert answer.startswith(words)
     assert "54.1 % without a bias (Q2), 51.4 % with an unscaled one (Q5)" in answer
 
@@ -136,16 +137,34 @@ def test_a_bias_is_weighed_against_the_largest_logit() -> None:
 @pytest.mark.parametrize(
     ("rounded", "start", "reason"),
     [
-        (1, "This run does not resolve a drop: −0.50 points", "If there is one, rounding"),
-        (60, "A drop, not small: −30.00 points", "Rounding activations is not all of it"),
+        (1, "This run does not resolve a drop: −0.50 points", "so neither cost is beyond its interval"),
+        (60, "A drop, not small: −30.00 points", "so the clamp costs accuracy, and rounding activations nothing"),
     ],
 )
 def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, reason: str) -> None:
     quantized = make_quantized(weights=0, int8_255=rounded, int8=0)
-    answer = answer_forward(quantized, answer_stages(quantized))["drop"]
+    answer = answer_forward([quantized], answer_stages(quantized))["drop"]
     assert answer.startswith(start)
     assert reason in answer
     assert answer.endswith(f"the class differs from float's in {rounded} with K = 255 and in 0 with K = 127.")
+
+
+def test_networks_of_other_seeds_resolve_what_one_leaves_open() -> None:
+    """One image of 200 could be chance; one to three in each of eight networks is not."""
+    networks = [make_quantized(weights=0, int8_255=wrong, int8=0) for wrong in (1, 2, 3, 1, 2, 2, 1, 3)]
+    answers = [answer_forward(some, answer_stages(some[0]))["drop"] for some in (networks[:1], networks)]
+    assert answers[0].startswith("This run does not resolve a drop")
+    assert answers[1].startswith("A drop, small: −1.00 points (−1.25 to −0.50)")
+    assert "over 8 networks, each from its own seed" in answers[1]
+    assert "the clamp by −1.00 points" in answers[1]
+
+
+def test_the_small_recipe_trains_networks_that_differ_in_the_seed_only() -> None:
+    for row in make_rows("small")[::4]:
+        trials = [trial for study in row.parts.values() for trial in study.plan()]
+        assert [trial.seed for trial in trials] == list(range(8))
+        assert all(replace(trial, seed=0) == trials[0] for trial in trials)
+    assert [len(row.parts) for row in make_rows("full")] == [1] * 5
 
 
 def make_shape(layer: str, counts: tuple[int, ...], mean: float = 0.0, least: float = -4.0) -> Histogram:

@@ -8,10 +8,11 @@ of a standard deviation of zero is near it: the smallest effect that has a name 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import count_pairs, estimate_paired_difference
+from scalelab.analysis.stats import estimate_location
 from scalelab.recipes.evidence import UNTOLD, say
 from scalelab.recipes.quantization.published import ACTIVATIONS_PERCENT, BIAS_RAW_PERCENT, WEIGHTS_PERCENT
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
@@ -122,16 +123,53 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     }
 
 
-def answer_integers(found: Mapping[str, StageAnswer]) -> dict[str, str]:
+def pool_change(networks: Sequence[Quantized], candidate: str, reference: str) -> Estimate | None:
+    """The change in accuracy from one stage to another, over networks trained from other seeds.
+
+    Its interval is of networks that might have been trained instead, and each change is of the same images; a single
+    network has Newcombe's interval of other images. None where a stage is missing.
+    """
+    pairs = []
+    for one in networks:
+        stages = {stage.name: stage.predictions for stage in one.stages}
+        if candidate in stages and reference in stages:
+            pairs.append(count_pairs(stages[candidate], stages[reference], one.labels))
+    known = [counts for counts in pairs if counts is not None]
+    if len(known) < 2:
+        return estimate_paired_difference(known[0]) if known else None
+    return estimate_location([(counts.won - counts.lost) / counts.num_samples for counts in known])
+
+
+def name_networks(networks: Sequence[Quantized]) -> str:
+    return f", over {len(networks)} networks, each from its own seed" if len(networks) > 1 else ""
+
+
+def say_pooled(change: Estimate | None) -> str:
+    """`−1.41 points (−3.38 to +0.27)`."""
+    if change is None:
+        return "unknown"
+    ends = "" if change.low is None or change.high is None else f" ({format_ends(change)})"
+    return f"{format_points(100 * change.value)}{ends}"
+
+
+def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantized] = ()) -> dict[str, str]:
     weights, sigma = found.get("weights"), found.get("weights-3sigma")
     if weights is None or sigma is None:
         return {}
     return {
         "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ"
         f" has finer steps for most weights and clamps those outside. {compare_stages(weights, sigma)}",
-        "tolerates": f"{judge_drop(weights)}. {describe_weights(weights)} Rounding moves a weight by at most half of"
-        " 1/127 of the layer's largest.",
+        "tolerates": f"{judge_drop(pool_change(networks, 'weights', 'float') or weights.difference)}."
+        f" {describe_weights(weights)}{describe_pooled(networks)} Rounding moves a weight by at most half of 1/127 of"
+        " the layer's largest.",
     }
+
+
+def describe_pooled(networks: Sequence[Quantized]) -> str:
+    if len(networks) < 2:
+        return ""
+    change = say_pooled(pool_change(networks, "weights", "float"))
+    return f" The change of accuracy is {change}{name_networks(networks)}."
 
 
 def describe_weights(answer: StageAnswer) -> str:
@@ -156,9 +194,8 @@ def say_change(answer: StageAnswer) -> str:
     return f"is right on {images} ({format_ends(change)} points: could be chance)"
 
 
-def judge_drop(answer: StageAnswer) -> str:
+def judge_drop(change: Estimate | None) -> str:
     """By the interval of the change in accuracy."""
-    change = answer.difference
     if not isinstance(change, Estimate) or change.low is None or change.high is None:
         return UNTOLD
     if change.low > -SMALL_DROP:
@@ -194,31 +231,46 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     }
 
 
-def answer_forward(quantized: Quantized, found: Mapping[str, StageAnswer]) -> dict[str, str]:
-    weights, both = found.get("weights"), found.get("int8-255")
-    if weights is None or both is None:
+def answer_forward(networks: Sequence[Quantized], found: Mapping[str, StageAnswer]) -> dict[str, str]:
+    """What integer activations cost beside integer weights, and how much of it is the clamp of K = 255."""
+    change = pool_change(networks, "int8-255", "weights")
+    if change is None:
         return {}
-    counts = count_pairs(both.stage.predictions, weights.stage.predictions, quantized.labels)
-    if counts is None:
-        return {}
-    change = estimate_paired_difference(counts)
     low, high = change.low or 0.0, change.high or 0.0
     published = format_signed(float(ACTIVATIONS_PERCENT) - float(WEIGHTS_PERCENT))
-    ours = f"{format_points(100 * change.value)} against int8 weights alone"
-    drop = f"{ours} ({format_ends(change)}; published: {published})"
-    verdict, why = f"This run does not resolve a drop: {drop}", "If there is one, rounding activations is not all of it"
+    drop = (
+        f"{say_pooled(change)} against int8 weights alone with K = 255, as in the published code"
+        f"{name_networks(networks)} (published: {published})"
+    )
+    verdict = f"This run does not resolve a drop: {drop}"
     if high < 0:
         size = "small" if low > -TOLERATED else "not small" if high < -TOLERATED else "of unclear size"
-        verdict, why = f"A drop, {size}: {drop}", "Rounding activations is not all of it"
+        verdict = f"A drop, {size}: {drop}"
     elif low > 0:
-        verdict, why = f"No, a gain: {drop}", "Yet"
+        verdict = f"No, a gain: {drop}"
     same = [(name, found[key]) for name, key in (("K = 255", "int8-255"), ("K = 127", "int8")) if key in found]
     moved = " and in ".join(f"{count_other(answer, found['float'])} with {name}" for name, answer in same)
     return {
-        "drop": f"{verdict}. {why}: K is the integer that stands for the largest activation, and K = 255 with a clamp"
-        f" at 127 cuts off the upper half of the range. Of {len(quantized.labels):,} images, the class differs"
-        f" from float's in {moved}."
+        "drop": f"{verdict}. K is the integer that stands for the largest activation: K = 255 with a clamp at 127 cuts"
+        f" off the upper half of the range, K = 127 only rounds. {judge_clamp(networks)}Of the"
+        f" {len(networks[0].labels):,} images of the network in the tables, the class differs from float's in {moved}."
     }
+
+
+def judge_clamp(networks: Sequence[Quantized]) -> str:
+    """Whether rounding or the clamp costs accuracy: K = 127 against int8 weights, then K = 255 against K = 127."""
+    rounding, clamp = pool_change(networks, "int8", "weights"), pool_change(networks, "int8-255", "int8")
+    if rounding is None or clamp is None:
+        return ""
+    is_clamp = clamp.high is not None and clamp.high < 0
+    is_rounding = rounding.high is not None and rounding.high < 0
+    cause = {
+        (True, False): "so the clamp costs accuracy, and rounding activations nothing that can be seen",
+        (True, True): "so both cost accuracy",
+        (False, True): "so rounding costs accuracy, and the clamp nothing that can be seen",
+        (False, False): "so neither cost is beyond its interval",
+    }[is_clamp, is_rounding]
+    return f"Rounding alone changes the accuracy by {say_pooled(rounding)}, the clamp by {say_pooled(clamp)}: {cause}. "
 
 
 def count_other(one: StageAnswer, other: StageAnswer) -> int:
@@ -235,21 +287,14 @@ def format_ends(change: Estimate) -> str:
 
 
 def answer_bias(
-    found: Mapping[str, StageAnswer], labels: Sequence[int], layers: Sequence[LayerReport] = ()
+    found: Mapping[str, StageAnswer], networks: Sequence[Quantized], layers: Sequence[LayerReport] = ()
 ) -> dict[str, str]:
-    raw, scaled, everything = (found.get(name) for name in ("weights-raw-bias", "weights", "int8-255"))
-    if raw is None or scaled is None or everything is None:
+    if not {"weights-raw-bias", "weights", "int8-255"} <= set(found):
         return {}
-    accuracy = "; ".join(
-        f"{name} {say('accuracy', answer.counts.accuracy if answer.counts else None)}"
-        for name, answer in (("unscaled", raw), ("scaled", scaled), ("all in integers", everything))
-    )
-    without = found.get("weights-no-bias", raw)
     return {
-        "bias": f"{judge_bias(raw, scaled, without, labels)} Accuracy by the bias: {accuracy}."
-        f" {weigh_bias(layers)}So what scaling recovers was lost with the bias, not by rounding weights. The published"
-        " numbers show it too:"
-        f" int8 weights give {WEIGHTS_PERCENT} % without a bias (Q2), {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
+        "bias": f"{judge_bias(networks)} {weigh_bias(layers)}So what scaling recovers was lost with the bias, not by"
+        f" rounding weights. The published numbers show it too: int8 weights give {WEIGHTS_PERCENT} % without a bias"
+        f" (Q2), {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
     }
 
 
@@ -270,22 +315,55 @@ def weigh_bias(layers: Sequence[LayerReport]) -> str:
     )
 
 
-def judge_bias(raw: StageAnswer, scaled: StageAnswer, without: StageAnswer, labels: Sequence[int]) -> str:
+def judge_bias(networks: Sequence[Quantized]) -> str:
     """Whether scaling the bias helps, image by image; nothing follows where the bias decides no image."""
-    num = len(labels)
-    decided = count_other(scaled, without)
-    counts = count_pairs(scaled.stage.predictions, raw.stage.predictions, labels)
-    if counts is None:
+    decided = num = 0
+    for one in networks:
+        stages = {stage.name: stage.predictions for stage in one.stages}
+        without = stages.get("weights-no-bias", stages.get("weights-raw-bias", ()))
+        pairs = list(zip(stages.get("weights", ()), without, strict=True))
+        decided, num = decided + sum(mine != theirs for mine, theirs in pairs), num + len(pairs)
+    change = pool_change(networks, "weights", "weights-raw-bias")
+    if change is None:
         return f"{UNTOLD}."
     if not decided:
         return f"This data cannot show it: the bias changes the class of none of the {num:,} images."
-    change = estimate_paired_difference(counts)
     verdict = f"{UNTOLD}, the change could be chance"
     if change.low is not None and change.low > 0:
         verdict = "Yes"
     elif change.high is not None and change.high < 0:
         verdict = "No, the unscaled bias does better"
+    elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
+        verdict = f"Not on these data, by {100 * SMALL_DROP:g} point or more"
+    lost = say_pooled(pool_change(networks, "weights", "float"))
     return (
-        f"{verdict}: scaling the bias changes the accuracy by {format_points(100 * change.value)}"
-        f" ({format_ends(change)}); the bias decides {decided:,} of {num:,} images."
+        f"{verdict}: scaling the bias changes the accuracy by {say_pooled(change)}{name_networks(networks)}; the bias"
+        f" decides {decided:,} of {num:,} images. Rounding the weights, with the bias scaled, changes it by {lost}."
     )
+
+
+def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Iterator[str]:
+    tied = next((layer.tied_outputs for layer in quantized.layers if layer.tied_outputs is not None), None)
+    if tied is None or "int8-accumulators" not in found:
+        return
+    yield (
+        f"In {tied:,} of {len(quantized.labels):,} images two int8 logits are the largest, and the first one wins. With"
+        f" the int32 sums of the last layer as logits, the network {describe(found['int8-accumulators'])}."
+    )
+    stages = (found[name].stage.predictions for name in ("float", "int8", "int8-accumulators"))
+    other = [(true, sums) for true, rounded, sums in zip(*stages, strict=True) if rounded != true]
+    if other:
+        num_repaired = sum(sums == true for true, sums in other)
+        yield (
+            f"int8 classifies {format_count(len(other), 'image')} differently from float; with int32 sums"
+            f" {num_repaired:,} of them agree again: that is what rounding logits to a byte costs."
+        )
+
+
+def describe_export(quantized: Quantized) -> Iterator[str]:
+    if quantized.compared_logits:
+        different = quantized.different_logits or 0
+        yield (
+            f"The exported ONNX network, run by onnxruntime, gives {different or 'no'} other logits than the simulation"
+            f" (of {quantized.compared_logits:,})."
+        )

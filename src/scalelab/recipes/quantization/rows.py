@@ -7,7 +7,8 @@ later the bias decides no image. No published accuracy names its K; the code has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
@@ -24,6 +25,8 @@ from scalelab.recipes.quantization.questions import (
     answer_integers,
     answer_weights,
     describe,
+    describe_export,
+    describe_ties,
     describe_weights,
 )
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
@@ -35,12 +38,23 @@ from scalelab.studies.quantize.answer import StageAnswer, compare_stages
 from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer
 from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
-from scalelab.units import format_count, format_share
+from scalelab.units import format_share
 
 PLAIN, BIASED = "plain", "bias"
 """The two training runs."""
 SMALL_EPOCHS = {"none": 8, "last": published.EPOCHS}
 DEVIATIONS = 3
+NETWORKS = 8
+"""In small, of either kind and each from its own seed: 355 test images of one network leave small changes open."""
+
+
+def make_studies(size: Size, name: str, bias: str) -> dict[str, QuantizeStudy]:
+    """The network of the tables first, then others that differ in the seed."""
+    first = make_study(size, bias)
+    seeds = range(1, choose(size, small=NETWORKS, full=1))
+    return {name: first} | {
+        f"{name}-{n}": replace(first, job=replace(first.job, seed=first.job.seed + n)) for n in seeds
+    }
 
 
 def make_study(size: Size, bias: str) -> QuantizeStudy:
@@ -60,11 +74,11 @@ def make_study(size: Size, bias: str) -> QuantizeStudy:
 
 
 def make_rows(size: Size) -> Sequence[Row]:
-    plain = make_study(size, "none")
+    plain = make_studies(size, PLAIN, "none")
 
     def ask(row: str, title: str, answer: Callable[[Outcomes], Answer], reads: str = "Q1") -> Row:
         """A row that asks the training run without a bias."""
-        return Row(id=row, title=title, parts={PLAIN: plain}, conclude=answer, reads=reads, num_tables=0)
+        return Row(id=row, title=title, parts=plain, conclude=answer, reads=reads, num_tables=0, shows=(PLAIN,))
 
     return (
         ask("Q1", "Weights", answer_q1, reads=""),
@@ -74,9 +88,10 @@ def make_rows(size: Size) -> Sequence[Row]:
         Row(
             id="Q5",
             title="Integer bias",
-            parts={BIASED: make_study(size, "last")},
+            parts=make_studies(size, BIASED, "last"),
             conclude=partial(answer_q5, size),
             num_tables=0,
+            shows=(BIASED,),
         ),
     )
 
@@ -84,6 +99,11 @@ def make_rows(size: Size) -> Sequence[Row]:
 def read_quantized(outcome: Outcome | None) -> Quantized | None:
     result = find_completed(outcome)
     return None if result is None else result.quantized
+
+
+def list_networks(outcomes: Outcomes) -> list[Quantized]:
+    """Of a row; the one in its tables first."""
+    return [found for outcome in outcomes.values() if (found := read_quantized(outcome)) is not None]
 
 
 def list_histograms(quantized: Quantized | None, kind: HistogramKind) -> list[Histogram]:
@@ -236,7 +256,7 @@ def answer_q2(size: Size, outcomes: Outcomes) -> Answer:
         main=make_main(found.get("weights"), published.WEIGHTS_PERCENT, "accuracy, int8 weights"),
         tables=keep_tables(make_accuracy_table(size, lines)),
         sentences=sentences,
-        questions=pair_questions("quantization", "Q2", answer_integers(found)),
+        questions=pair_questions("quantization", "Q2", answer_integers(found, list_networks(outcomes))),
     )
 
 
@@ -297,7 +317,7 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main(found.get("int8-255"), published.ACTIVATIONS_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
         tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found), make_scale_table(quantized)),
-        questions=pair_questions("quantization", "Q4", answer_forward(quantized, found)),
+        questions=pair_questions("quantization", "Q4", answer_forward(list_networks(outcomes), found)),
         sentences=(
             f"With K = {published.CLAMP}, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} and the clamp at {published.CLAMP}, it {describe(found['int8-255'])}.",
@@ -324,33 +344,6 @@ def find_share_beyond(histogram: Histogram, peak: int) -> float:
     return beyond / max(1, sum(histogram.counts))
 
 
-def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Iterator[str]:
-    tied = next((layer.tied_outputs for layer in quantized.layers if layer.tied_outputs is not None), None)
-    if tied is None or "int8-accumulators" not in found:
-        return
-    yield (
-        f"In {tied:,} of {len(quantized.labels):,} images two int8 logits are the largest, and the first one wins. With"
-        f" the int32 sums of the last layer as logits, the network {describe(found['int8-accumulators'])}."
-    )
-    stages = (found[name].stage.predictions for name in ("float", "int8", "int8-accumulators"))
-    other = [(true, sums) for true, rounded, sums in zip(*stages, strict=True) if rounded != true]
-    if other:
-        num_repaired = sum(sums == true for true, sums in other)
-        yield (
-            f"int8 classifies {format_count(len(other), 'image')} differently from float; with int32 sums"
-            f" {num_repaired:,} of them agree again: that is what rounding logits to a byte costs."
-        )
-
-
-def describe_export(quantized: Quantized) -> Iterator[str]:
-    if quantized.compared_logits:
-        different = quantized.different_logits or 0
-        yield (
-            f"The exported ONNX network, run by onnxruntime, gives {different or 'no'} other logits than the simulation"
-            f" (of {quantized.compared_logits:,})."
-        )
-
-
 def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
     quantized = read_quantized(outcomes.get(BIASED))
     if quantized is None:
@@ -371,7 +364,7 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
             make_scale_table(quantized),
             make_bias_table(quantized),
         ),
-        questions=pair_questions("quantization", "Q5", answer_bias(found, quantized.labels, quantized.layers)),
+        questions=pair_questions("quantization", "Q5", answer_bias(found, list_networks(outcomes), quantized.layers)),
         sentences=(
             f"With K = {published.CLAMP} and an int32 bias, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} it {describe(found['int8-255'])}.",
