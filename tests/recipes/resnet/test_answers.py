@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import UNTOLD
+from scalelab.analysis.stats import estimate_location
+from scalelab.recipes.evidence import UNTOLD, compare_estimates, compare_independent
 from scalelab.recipes.resnet.epochs import say_seconds
-from scalelab.recipes.resnet.learning import explain_test, judge_accuracy, judge_statistics
+from scalelab.recipes.resnet.learning import answer_learning, compare_seeds, explain_lag, explain_test
+from scalelab.recipes.resnet.messages import judge_accuracy, judge_statistics
 from scalelab.recipes.resnet.rows import doubt, explain_end, judge_growth
+from scalelab.studies.large_batch.answer import SCALED
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,43 @@ def test_a_test_accuracy_below_that_of_training_is_explained_by_unfinished_avera
     assert not explain_test(Estimate(value=0.1), tested, {"large": 10})
 
 
+def test_a_remedy_that_helps_training_only_is_explained_by_averages_that_lag() -> None:
+    trained, tested = (
+        {SCALED: ("scaled", Estimate(value=value, low=value - 0.1, high=value + 0.1))} for value in (0.86, 0.2)
+    )
+    words = explain_lag(trained, tested, {"large": 30})
+    assert "linear scaling 20.0" in words
+    assert "over about the last 10 of 30 updates" in words
+    assert not explain_lag(trained, tested, {"large": 225})
+    assert not explain_lag(trained, trained, {"large": 30})
+
+
+def test_a_remedy_is_judged_seed_by_seed() -> None:
+    """Seeds differ by 40 points, and a remedy adds 9 to 11 to each: accuracies overlap, their differences do not."""
+    large = {1: 0.2, 2: 0.4, 3: 0.6}
+    found = {"large": ("large", large), SCALED: ("scaled", {seed: 0.1 + value for seed, value in large.items()})}
+    found[SCALED][1][3] += 0.01
+    gains = compare_seeds(found)
+    assert gains[SCALED].value == pytest.approx(0.1, abs=0.01)
+    answer = answer_learning(
+        {name: (label, estimate_location(list(seeds.values()))) for name, (label, seeds) in found.items()}
+        | {"small": ("small", Estimate(value=0.9))},
+        {"small": 225, "large": 30},
+        gains=gains,
+    )["remedies"]
+    assert re.search(r"linear scaling 50\.\d+ % ", answer)
+    assert "points: helps)" in answer
+    assert "Why not" not in answer
+
+
+def test_ratios_of_two_studies_differ_where_their_arms_add_up_to_less() -> None:
+    one, other = (Estimate(value=value, low=value / 1.1, high=value * 1.1) for value in (1.17, 1.0))
+    assert compare_estimates(one, other) == 0
+    assert compare_independent(one, other) == 1
+    assert compare_independent(other, one) == -1
+    assert compare_independent(replace(one, value=1.1), other) == 0
+
+
 def test_single_timings_that_contradict_the_measured_gain_are_doubted() -> None:
     gain = Estimate(value=1.5, low=1.2, high=1.9)
     assert doubt(gain, {8: (8.9, 1440), 32: (10.0, 1440)}, [8, 32])
@@ -57,4 +100,4 @@ def test_single_timings_that_contradict_the_measured_gain_are_doubted() -> None:
 
 def test_times_of_an_epoch_are_all_in_seconds() -> None:
     assert say_seconds(Estimate(value=0.906, low=0.48, high=1.332)) == "0.91 ± 0.43"
-    assert say_seconds(Estimate(value=2.0, low=0.958, high=48.3)) == "0.96 to 48.30"
+    assert say_seconds(Estimate(value=2.0, low=0.958, high=48.3)) == "2.00 (0.96 to 48.30)"

@@ -1,50 +1,45 @@
-"""R5 and R6: what a large batch and batch norm of single ranks do to what is learnt, and what DDP sends."""
+"""R5: what a large batch costs, and what a larger rate and a warm-up win back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
-from scalelab.answers.train import TrainStudy
 from scalelab.recipes.evidence import (
-    UNTOLD,
     Compared,
-    compare_estimates,
-    find_completed,
     keep_tables,
     make_beside_table,
     quote,
-    say,
+    say_wide,
 )
-from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.epochs import make_job
 from scalelab.records.observations import CurvePoint
-from scalelab.records.settings import TrainingRun
-from scalelab.records.trial import Status, Trial, TrialResult
+from scalelab.records.settings import Optimization
+from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Table
 from scalelab.report.findings import select
 from scalelab.report.tables import count_column, make_column, make_table, seconds_column, text_column
-from scalelab.studies.comm_volume import BUFFERS, CommVolume
 from scalelab.studies.large_batch.answer import NOISE, SCALED, WARMED
 from scalelab.studies.large_batch.report import NOISE_SCALE
 from scalelab.studies.large_batch.study import LargeBatch
+from scalelab.studies.shared.job import DIGITS_IMAGES
 from scalelab.units import format_interval, format_share
 
-NORM_SEEDS = 3
+SMALL_BATCH = 32
+SMALL_LARGE = DIGITS_IMAGES // (published.TRAIN_IMAGES // (published.LARGE_RANKS * published.LARGE_BATCH))
+"""R5 in small: a quarter of the published small batch, and as many updates per epoch as the published large one."""
+SMALL_RATE = published.BASE_RATE * SMALL_BATCH / published.BASE_BATCH
+"""R5 and R6 in small: the published rate belongs to batches of 128, so by linear scaling a quarter of it."""
+LAGGING = 10
+"""R5: so many times the updates that running averages reach back, and they no longer lag behind the weights."""
 REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
 KEPT, UNFINISHED = 0.9, 0.05
 """R5: what an update keeps of batch norm's running averages (momentum 0.1 in torch), and how much left still counts."""
-NORM_BATCH = 512
-"""R6: images per rank of the published claim."""
-SMALL_SPREAD = 0.05
-"""R6: variances of ranks that differ by less normalize alike."""
-WORTH_SYNCHRONIZING = 0.01
-"""R6: gains in accuracy below one point do not pay for synchronizing batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +61,19 @@ def make_r5(size: Size) -> Row:
             job=make_job(size),
         )
     else:
-        study = ShortLargeBatch(epochs=published.LARGE_EPOCHS, job=make_job(size))
+        study = ShortLargeBatch(
+            small_batch=SMALL_BATCH,
+            large_batch=SMALL_LARGE,
+            epochs=published.LARGE_EPOCHS,
+            job=make_job(size, optimization=Optimization(lr=SMALL_RATE)),
+        )
     return Row(id="R5", title="Large batch", parts={"learning": study}, conclude=partial(answer_r5, size), num_tables=0)
 
 
 def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("learning")
-    trained, tested = read_last_accuracies(outcome, is_test=False), read_last_accuracies(outcome, is_test=True)
+    seeds = read_seeds(outcome, is_test=False)
+    trained, tested = average_seeds(seeds), average_seeds(read_seeds(outcome, is_test=True))
     printed = f"{100 * published.LARGE_ACCURACY:.2f} %"
     there = {
         "large": (published.LARGE_ACCURACY, printed),
@@ -97,7 +98,9 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
         ),
         sentences=quote(outcome),
         questions=pair_questions(
-            "resnet", "R5", answer_learning(trained, count_updates(outcome), find_noise(outcome), tested)
+            "resnet",
+            "R5",
+            answer_learning(trained, count_updates(outcome), find_noise(outcome), tested, compare_seeds(seeds)),
         ),
     )
 
@@ -129,12 +132,13 @@ def list_epochs(outcome: Outcome | None) -> Table | None:
 
 def find_noise(outcome: Outcome | None) -> tuple[Estimate, int] | None:
     """The gradient noise scale and the large batch; None where the scale or its interval is unknown."""
-    if outcome is None or outcome.document is None or not isinstance(outcome.study, LargeBatch):
+    if outcome is None or outcome.document is None:
         return None
+    large = next((one.trial.global_batch for one in outcome.results if one.trial.configuration == "large"), None)
     for finding in select(outcome.document.findings, NOISE_SCALE):
         scale = finding.values.get("noise_batch")
-        if isinstance(scale, Estimate) and scale.high is not None:
-            return scale, outcome.study.large_batch
+        if large is not None and isinstance(scale, Estimate) and scale.high is not None:
+            return scale, large
     return None
 
 
@@ -143,6 +147,7 @@ def answer_learning(
     updates: Mapping[str, int],
     noise: tuple[Estimate, int] | None = None,
     tested: Mapping[str, tuple[str, Estimate]] | None = None,
+    gains: Mapping[str, Estimate] | None = None,
 ) -> dict[str, str]:
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
@@ -150,12 +155,12 @@ def answer_learning(
     (_, small), (_, large) = trained["small"], trained["large"]
     rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
     return {
-        "accuracy": f"{say('accuracy', large)} of training images were classified correctly in the last epoch with the"
-        f" large batch, {say('accuracy', small)} with the small one. At the same rate, the large batch makes fewer"
-        f" updates in as many epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}",
+        "accuracy": f"{say_wide('accuracy', large)} of training images were classified correctly in the last epoch with"
+        f" the large batch, {say_wide('accuracy', small)} with the small one. At the same rate, the large batch makes"
+        f" fewer updates in as many epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}",
         "remedies": f"By linear scaling of the rate with the batch (published: {rate} = {published.SCALED_RATE}) and"
-        f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained)}"
-        f"{explain_remedies(large, trained, updates, noise)}",
+        f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained, gains or {})}"
+        f"{explain_remedies(gains or {}, updates, noise)}{explain_lag(trained, tested or {}, updates)}",
     }
 
 
@@ -168,9 +173,29 @@ def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], up
     if left < UNFINISHED:
         return ""
     return (
-        f" Of test images it is only {say('accuracy', found)}: training normalizes by its batch, evaluation by running"
-        f" averages of batch norm, which after {updates['large']} updates still consist to {format_share(left)}"
+        f" Of test images it is only {say_wide('accuracy', found)}: training normalizes by its batch, evaluation by"
+        f" running averages of batch norm, which after {updates['large']} updates still consist to {format_share(left)}"
         f" of their initial values ({KEPT}^{updates['large']})."
+    )
+
+
+def explain_lag(
+    trained: Mapping[str, tuple[str, Estimate]], tested: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]
+) -> str:
+    """Why a remedy that helps training may not show on test images: averages of batch norm lag behind the weights."""
+    reach = round(1 / (1 - KEPT))
+    num = updates.get("large", 0)
+    behind = {
+        words: tested[name][1]
+        for name, words in REMEDIES.items()
+        if name in trained and name in tested and (tested[name][1].high or 1.0) < (trained[name][1].low or 0.0)
+    }
+    if not behind or not 0 < num < LAGGING * reach:
+        return ""
+    listed = ", ".join(f"{words} {say_wide('accuracy', found)}" for words, found in behind.items())
+    return (
+        f" Test images do not show it yet ({listed}): they are normalized by batch norm's running averages over about"
+        f" the last {reach} of {num} updates, in which a large rate moves the weights away from what was averaged."
     )
 
 
@@ -179,27 +204,43 @@ def describe_updates(updates: Mapping[str, int]) -> str:
     return f": {updates['large']} instead of {updates['small']}" if {"small", "large"} <= set(updates) else ""
 
 
-def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]]) -> str:
-    """What each remedy brings against the large batch alone, by intervals."""
-    words = {1: "helps", 0: "no gain beyond its interval", -1: "worse"}
+def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
+    """What each remedy brings against the large batch alone, seed by seed."""
     said = [
-        f"{REMEDIES[name]} {say('accuracy', trained[name][1])} ({words[compare_estimates(trained[name][1], large)]})"
-        for name in REMEDIES
-        if name in trained
+        f"{words} {say_wide('accuracy', trained[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
+        for name, words in REMEDIES.items()
+        if name in trained and name in gains
     ]
     if not said:
         return ""
-    return f" Here, of training images right: unchanged rate {say('accuracy', large)}, {', '.join(said)}."
+    helped = [name for name in REMEDIES if name in gains and judge_gain(gains[name]) == HELPS]
+    why = " The larger rate makes up for the fewer updates: each takes a step as long as several small ones."
+    return (
+        f" Here, of training images right: unchanged rate {say_wide('accuracy', large)}, {', '.join(said)}."
+        f"{why if helped else ''}"
+    )
+
+
+HELPS = "helps"
+
+
+def judge_gain(gain: Estimate) -> str:
+    if gain.low is None or gain.high is None:
+        return "no interval"
+    return HELPS if gain.low > 0 else "worse" if gain.high < 0 else "no gain beyond its interval"
+
+
+def format_gain(gain: Estimate) -> str:
+    """`+12.3 ± 4.5 points`."""
+    width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
+    return f"{100 * gain.value:+.1f}{width} points".replace("-", "−")
 
 
 def explain_remedies(
-    large: Estimate,
-    trained: Mapping[str, tuple[str, Estimate]],
-    updates: Mapping[str, int],
-    noise: tuple[Estimate, int] | None,
+    gains: Mapping[str, Estimate], updates: Mapping[str, int], noise: tuple[Estimate, int] | None
 ) -> str:
     """Why no remedy helped: too few updates, or a batch above the gradient noise scale (McCandlish et al. 2018)."""
-    if any(compare_estimates(trained[name][1], large) > 0 for name in REMEDIES if name in trained):
+    if not gains or any(judge_gain(gain) == HELPS for gain in gains.values()):
         return ""
     why = f" Why not: {updates['large']} updates are few for either to take effect." if "large" in updates else ""
     if noise is None:
@@ -219,161 +260,30 @@ def count_updates(outcome: Outcome | None) -> dict[str, int]:
     return {result.trial.configuration: len(result.losses()) for result in reversed(found)}
 
 
-def read_last_accuracies(outcome: Outcome | None, *, is_test: bool) -> dict[str, tuple[str, Estimate]]:
-    """The label of every way to train and its accuracy at the end, over seeds, by configuration.
+Seeds = Mapping[str, tuple[str, dict[int, float]]]
+"""The label of every way to train and its accuracy at the end by seed, by configuration."""
 
-    Of the last test, or of all training steps of the last epoch; before 0.2 only of those that were logged.
-    """
-    found: dict[str, tuple[str, list[float]]] = {}
+
+def read_seeds(outcome: Outcome | None, *, is_test: bool) -> Seeds:
+    """Of the last test, or of all training steps of the last epoch; before 0.2 only of those that were logged."""
+    found: dict[str, tuple[str, dict[int, float]]] = {}
     for result in outcome.results if outcome else ():
         lines = result.epochs[-1:] if result.epochs and not is_test else result.curve
         points = [point for point in lines if point.is_evaluation == is_test and point.accuracy is not None]
         last = points[-1:] if is_test else [point for point in points if point.epoch > points[-1].epoch - 1]
         known = [point.accuracy for point in last if point.accuracy is not None]
         if result.status is Status.COMPLETED and known and not result.trial.instruments:
-            found.setdefault(result.trial.configuration, (result.trial.label, []))[1].append(sum(known) / len(known))
-    return {name: (label, estimate_location(values)) for name, (label, values) in found.items()}
+            _, seeds = found.setdefault(result.trial.configuration, (result.trial.label, {}))
+            seeds[result.trial.round] = sum(known) / len(known)
+    return found
 
 
-def make_r6(size: Size) -> Row:
-    study = CommVolume(
-        strategies=("ddp",),
-        ranks=choose_ranks(size, published.LARGE_RANKS),
-        batch_per_rank=choose(size, small=2, full=512),
-        job=make_job(size, is_counted=True),
-        sampling=make_sampling(size, rounds=2, steps=4, phase_steps=0),
-    )
-    kinds = [(kind, seed) for seed in range(NORM_SEEDS) for kind in ("local", "synced")]
-    norms = {f"{kind}{seed}": make_norm_training(size, kind, seed) for kind, seed in kinds}
-    return Row(
-        id="R6",
-        title="What DDP sends",
-        parts={"messages": study, **norms},
-        conclude=partial(answer_r6, size),
-        num_tables=1,
-        shows=("messages",),
-    )
+def average_seeds(found: Seeds) -> dict[str, tuple[str, Estimate]]:
+    return {name: (label, estimate_location(list(seeds.values()))) for name, (label, seeds) in found.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormTraining(TrainStudy):
-    """A training run after which the batch statistics of ranks are compared."""
-
-    def plan(self) -> list[Trial]:
-        return [replace(trial, instruments=("norms",)) for trial in super().plan()]
-
-
-def make_norm_training(size: Size, kind: str, seed: int) -> NormTraining:
-    """Local or synchronized batch norm, with 512 images per rank; in small with 16."""
-    ranks = choose_ranks(size, published.LARGE_RANKS)
-    job = make_job(size, seed=seed)
-    return NormTraining(
-        ranks=ranks,
-        global_batch=ranks * choose(size, small=16, full=512),
-        course=TrainingRun(epochs=choose(size, small=3, full=published.LARGE_EPOCHS), log_every=10**6, keep=0),
-        job=replace(job, spreading=replace(job.spreading, sync_batch_norm=kind == "synced")),
-    )
-
-
-def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
-    outcome = outcomes.get("messages")
-    sent = sum_bytes(outcome, "gradients")
-    if not sent:
-        return Answer(sentences=quote(outcome))
-    printed = f"{published.GRADIENT_BYTES:,}"
-    table = make_beside_table(
-        "count",
-        [Compared("gradient bytes per step", sent, published.GRADIENT_BYTES, printed)],
-        title="What every rank passes to the all-reduce",
-        size=size,
-        notes=("counted, not timed",),
-        is_ratio=True,
-    )
-    verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
-    sentence = f"DDP all-reduces {say('count', sent)} bytes of gradients per step, {verdict} the published {printed}."
-    return Answer(
-        main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
-        tables=keep_tables(table),
-        sentences=(sentence, *quote(outcome)),
-        questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
-        charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
-    )
-
-
-def answer_buffers(outcome: Outcome | None) -> dict[str, str]:
-    gradients, buffers = (sum_bytes(outcome, purpose) for purpose in ("gradients", "buffers"))
-    if not gradients or buffers is None:
-        return {}
-    cost = " ".join(quote(outcome, BUFFERS.name))
-    return {
-        "buffers": f"{'Yes' if buffers else 'No'}: {buffers:,} bytes of buffers beside {gradients:,} of gradients,"
-        f" {format_share(buffers / (buffers + gradients))} of what a step sends. They are copied from rank 0 before"
-        f" every forward, not averaged.{f' {cost}' if cost else ''}"
-    }
-
-
-def answer_norms(outcomes: Outcomes) -> dict[str, str]:
-    """Local against synchronized batch norm: statistics of a step, and test accuracy seed by seed."""
-    differences, spreads, accuracies = [], [], []
-    trial = None
-    for seed in range(NORM_SEEDS):
-        local, synced = (find_completed(outcomes.get(f"{kind}{seed}")) for kind in ("local", "synced"))
-        scores = [read_test_accuracy(result) for result in (local, synced)]
-        if local is None or scores[0] is None or scores[1] is None:
-            continue
-        trial = local.trial
-        differences.append(scores[1] - scores[0])
-        accuracies.append(scores[0])
-        spreads += [rank.norms for rank in local.ranks[:1] if rank.norms is not None]
-    if trial is None:
-        return {}
-    gain, level = estimate_location(differences), estimate_location(accuracies)
-    apart, verdict = "", judge_accuracy(gain)
-    if spreads:
-        mean, variance = (sum(one[place] for one in spreads) / len(spreads) for place in (0, 1))
-        at_published = variance * (trial.batch_per_rank / NORM_BATCH) ** 0.5
-        verdict = verdict or judge_statistics(at_published)
-        apart = (
-            f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
-            f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels). Both"
-            f" shrink as 1/√n, so at {NORM_BATCH} images per rank variances differ by about"
-            f" {format_share(at_published)}."
-        )
-    verdict = verdict or UNTOLD
-    change = f"{100 * gain.value:+.1f}".replace("-", "−")
-    width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
-    return {
-        "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
-        f" {say('accuracy', level)} with local batch norm and changes by {change}{width} points with"
-        f" synchronized batch norm, over {len(differences)} seeds.{apart}"
-    }
-
-
-def judge_accuracy(gain: Estimate) -> str:
-    """Whether gradients alone suffice, by what synchronizing gains in accuracy; empty where that does not decide."""
-    if gain.low is None or gain.high is None:
-        return ""
-    return "No, by accuracy" if gain.low > 0 else "Yes, by accuracy" if gain.high < WORTH_SYNCHRONIZING else ""
-
-
-def judge_statistics(spread: float) -> str:
-    """The same by how far the batch variances of ranks are apart at the published batch."""
-    if spread < SMALL_SPREAD:
-        return "Yes, by the statistics: a rank normalizes almost as all ranks together would; accuracy does not decide"
-    return "No, by the statistics: ranks normalize differently; accuracy does not decide"
-
-
-def read_test_accuracy(result: TrialResult | None) -> float | None:
-    """After the last epoch."""
-    points = [point.accuracy for point in result.curve if point.is_evaluation] if result else []
-    return points[-1] if points else None
-
-
-def sum_bytes(outcome: Outcome | None, purpose: str) -> int | None:
-    """Of the first rank that counted its messages, under plain DDP."""
-    for result in outcome.results if outcome else ():
-        for rank in result.ranks:
-            known = [message for message in rank.messages if message.purpose == purpose]
-            if rank.messages and all(message.payload_bytes is not None for message in known):
-                return sum(message.payload_bytes or 0 for message in known)
-    return None
+def compare_seeds(found: Seeds) -> dict[str, Estimate]:
+    """What every remedy gains over the large batch alone, both from the same seed."""
+    _, large = found.get("large", ("", {}))
+    pairs = {name: [found[name][1][seed] - large[seed] for seed in found[name][1] if seed in large] for name in found}
+    return {name: estimate_location(gains) for name, gains in pairs.items() if name in REMEDIES and gains}

@@ -46,7 +46,8 @@ from scalelab.recipes.resnet.epochs import (
     name_batch,
     read_second_epoch,
 )
-from scalelab.recipes.resnet.learning import make_r5, make_r6
+from scalelab.recipes.resnet.learning import make_r5
+from scalelab.recipes.resnet.messages import make_r6
 from scalelab.recipes.resnet.published import DEVICES, make_checks
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import StepKind
