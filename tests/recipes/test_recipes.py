@@ -302,8 +302,8 @@ def test_every_question_of_a_brief_report_has_an_answer(documents: dict[str, Doc
 
 
 def test_no_answer_is_sure_of_what_its_interval_leaves_open(tmp_path: Path) -> None:
-    """With launches that differ by half, nothing is resolved; the ideal itself is linear."""
-    launcher = PlayedLauncher(noise=0.5)
+    """With launches that differ by as much as they take, nothing is resolved; the ideal itself is linear."""
+    launcher = PlayedLauncher(noise=1.0)
     reproduce = Reproduce(recipe="scaling", only=("S2", "S3", "S5A", "S5B"), device="cpu")
     _, document = run_study(reproduce, runs_dir=tmp_path, launcher=launcher)
     words = [words for row in reproduce.wanted for words in find_section(document, row).paragraphs]
@@ -325,14 +325,14 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
 
 ANSWERS = {
     "S1.warmup": (r"Steps 0 to 4 take 1\.\d+ .* times as long as the rest", r"dropping 5 is enough", r"autotuning"),
-    "S1.randomness": (r"bit-equal losses in all 30 steps of 12 launches", r"same work"),
-    "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
+    "S1.randomness": (r"bit-equal losses in all 30 steps of 20 launches", r"same work"),
+    "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d+ ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
     "S2.drop": (r"^ At 2 ranks, from 100 % to 8[78]",),
     "S2.quantitative": (
         r"= 37\.\d ms \(1/2 of the plain loop\) \+ 4\.\d ms of exposed communication",
         r"fraction 1[345]",
     ),
-    "S3.efficient": (r"2 ranks: 1\.7\d ± \S+ for mlp 1024×3, 1\.7\d ± \S+ for mlp 128×2",),
+    "S3.efficient": (r"2 ranks: 1\.7\d+ ± \S+ for mlp 1024×3, 1\.7\d+ ± \S+ for mlp 128×2",),
     "S3.differ": (
         r"6·P·B operations and all-reduces 4·P bytes",
         r"GFLOP/s \(mlp 128×2\)",
@@ -343,15 +343,24 @@ ANSWERS = {
     "S4.architecture": (r"2·M·\(N − 1\)/N bytes, 3\.15 MB here and never more than 6\.30 MB", r"grow with the devices"),
     "S4.acceptable": (r"notebooks, debugging, inference", r"DP's step over DDP's, (0\.99|1\.00)"),
     "S5A.scaling": (
-        r"^ It lowers the speedup",
-        r"1\.7\d ± \S+ at 0 ms, 1\.6\d+ ± \S+ at 10 ms",
-        r"1\.[34]\d ± \S+ at 40 ms",
+        r"^ It moves the speedup toward 1, here downwards: 40 ms of delay multiply it by 0\.79",
+        r"1\.7\d+ ± \S+ at 0 ms, 1\.6\d+ ± \S+ at 10 ms",
+        r"1\.[34]\d+ ± \S+ at 40 ms",
     ),
-    "S5A.linearly": (r"non-linearly: fast at first", r"\(T₁ \+ d\)/\(T_N \+ d\)", r"predicts 1\.6\d ± \S+ at 10 ms"),
+    "S5A.linearly": (r"non-linearly: fast at first", r"\(T₁ \+ d\)/\(T_N \+ d\)", r"predicts 1\.6\d+ ± \S+ at 10 ms"),
     "S5A.amdahl": (r"f = d/\(T₁ \+ d\) = 35 %", r"1/f = 2\.9 times", r"predicts 1\.6\d"),
-    "S5B.improve": (r"^ Yes\. ", r"1\.6\d ± \S+ at global batch 32", r"1\.9\d ± \S+ at global batch 256"),
-    "S5B.saturate": (r"saturates at global batch 256: doubling it gives only 1\.0\d",),
-    "S5C.training_time": (r"from 4[12]\.\d+ ± \S+ ms to 6[12]\.\d ± \S+ ms per step, 1\.4\d+", r"sleeps 20 ms"),
+    "S5B.improve": (
+        r"^ Yes\. ",
+        r"1\.6\d+ ± \S+ at global batch 32",
+        r"1\.9\d+ ± \S+ at global batch 256",
+        r"at global batch 1024 \(the last is 1\.\d+",
+    ),
+    "S5B.saturate": (
+        r"saturates at global batch 256: doubling it gives only 1\.0\d",
+        r"b/\(F \+ c·b\)",
+        r"Fixed cost",
+    ),
+    "S5C.training_time": (r"from 4[12]\.\d+ ± \S+ ms to 6[12]\.\d+ ± \S+ ms per step, 1\.4\d+", r"sleeps 20 ms"),
     "S5C.synchronization": (r"ends when the last rank has brought its gradients", r"Losses are bit-equal"),
     "R1.grows": (
         r"Throughput grows: 1\.7\d ± \S+ times the images/s from batch 8 to 32",
@@ -369,9 +378,9 @@ ANSWERS = {
     "R5.accuracy": (r"40\.00 ± \S+ % of training images .* with the large batch", r"fewer updates"),
     "R5.remedies": (r"0\.1 × 4 × 2048 / 128 = 6\.4", r"gradual warm-up", r"with warm-up 40\.00"),
     "R6.buffers": (r"^ Yes: 38,560 bytes of buffers beside 44,695,848 of gradients", r"not averaged"),
-    "R6.enough": (r"local batch norm and changes by \+0\.0 ± 0\.0 points with synchronized", r"over 3 seeds"),
+    "R6.enough": (r"local batch norm and changes by \+0\.0 ± 0\.0 points with synchronized", r"over 5 seeds"),
     "G1.difference": (r"3\.47 MB less after the step and 8 kB more at its peak", r"1177\.47 MB above the estimate"),
-    "G2.throughput": (r"80 timed steps after 5 of warm-up .* processed 40,960 tokens in 1\.4", r"163,840 in 5\.03 s"),
+    "G2.throughput": (r"160 timed steps after 5 of warm-up .* processed 81,920 tokens in 2\.\d", r"163,840 in 5\.03 s"),
     "G3.extrapolation": (
         r"1[23]\.\d+ ± \S+ million years \(published: 78208\.0\)",
         r"the same FLOP/s, no communication",
@@ -455,7 +464,7 @@ def test_every_row_says_what_was_run(documents: dict[str, Document], name: str) 
     assert read == [f"Setting: as in {row}, whose runs it reads" for row in rows]
     settings = [words for words in said if words not in read]
     assert len(settings) >= 2
-    assert all(re.search(r"global batch .* ranks? · .* steps × \d+ launch", words) for words in settings)
+    assert all(re.search(r"global batch .* ranks? · .* steps × \d+ (launch|seed)", words) for words in settings)
 
 
 def test_bandwidth_is_told_by_the_published_method_and_corrected(

@@ -23,7 +23,7 @@ def test_every_launcher_is_a_part_of_its_own() -> None:
     parts = make_p2("small").parts
     assert [parts[name].job.launcher for name in LAUNCHERS] == list(LAUNCHERS)
     assert [trial.launcher for name in LAUNCHERS for trial in parts[name].plan()] == list(LAUNCHERS)
-    assert [trial.launcher for trial in parts["train"].plan()] == ["local"] * 3
+    assert [trial.launcher for trial in parts["train"].plan()] == ["local"] * 6
 
 
 def test_launchers_that_are_not_here_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def pool_change(networks: Sequence[Quantized], candidate: str, reference: str) -
 
 
 def name_networks(networks: Sequence[Quantized]) -> str:
-    return f", over {len(networks)} networks, each from its own seed" if len(networks) > 1 else ""
+    return f", over {len(networks)} seeds" if len(networks) > 1 else ""
 
 
 def say_pooled(change: Estimate | None) -> str:
@@ -160,8 +160,8 @@ def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantiz
         "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ"
         f" has finer steps for most weights and clamps those outside. {compare_stages(weights, sigma)}",
         "tolerates": f"{judge_drop(pool_change(networks, 'weights', 'float') or weights.difference)}."
-        f" {describe_weights(weights)}{describe_pooled(networks)} Rounding moves a weight by at most half of 1/127 of"
-        " the layer's largest.",
+        f" {describe_weights(weights)}{describe_pooled(networks)} Rounding moves a weight by at most 1/254 of the"
+        " layer's largest.",
     }
 
 
@@ -169,7 +169,7 @@ def describe_pooled(networks: Sequence[Quantized]) -> str:
     if len(networks) < 2:
         return ""
     change = say_pooled(pool_change(networks, "weights", "float"))
-    return f" The change of accuracy is {change}{name_networks(networks)}."
+    return f" The accuracy changes by {change}{name_networks(networks)}."
 
 
 def describe_weights(answer: StageAnswer) -> str:
@@ -231,7 +231,7 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     }
 
 
-def answer_forward(networks: Sequence[Quantized], found: Mapping[str, StageAnswer]) -> dict[str, str]:
+def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
     """What integer activations cost beside integer weights, and how much of it is the clamp of K = 255."""
     change = pool_change(networks, "int8-255", "weights")
     if change is None:
@@ -239,7 +239,7 @@ def answer_forward(networks: Sequence[Quantized], found: Mapping[str, StageAnswe
     low, high = change.low or 0.0, change.high or 0.0
     published = format_signed(float(ACTIVATIONS_PERCENT) - float(WEIGHTS_PERCENT))
     drop = (
-        f"{say_pooled(change)} against int8 weights alone with K = 255, as in the published code"
+        f"{say_pooled(change)} against int8 weights alone, with K = 255 as published"
         f"{name_networks(networks)} (published: {published})"
     )
     verdict = f"This run does not resolve a drop: {drop}"
@@ -248,12 +248,9 @@ def answer_forward(networks: Sequence[Quantized], found: Mapping[str, StageAnswe
         verdict = f"A drop, {size}: {drop}"
     elif low > 0:
         verdict = f"No, a gain: {drop}"
-    same = [(name, found[key]) for name, key in (("K = 255", "int8-255"), ("K = 127", "int8")) if key in found]
-    moved = " and in ".join(f"{count_other(answer, found['float'])} with {name}" for name, answer in same)
     return {
-        "drop": f"{verdict}. K is the integer that stands for the largest activation: K = 255 with a clamp at 127 cuts"
-        f" off the upper half of the range, K = 127 only rounds. {judge_clamp(networks)}Of the"
-        f" {len(networks[0].labels):,} images of the network in the tables, the class differs from float's in {moved}."
+        "drop": f"{verdict}. K stands for the largest activation: 255 with a clamp at 127 cuts off the upper half of"
+        f" the range, 127 only rounds.{judge_clamp(networks)}"
     }
 
 
@@ -270,7 +267,7 @@ def judge_clamp(networks: Sequence[Quantized]) -> str:
         (False, True): "so rounding costs accuracy, and the clamp nothing that can be seen",
         (False, False): "so neither cost is beyond its interval",
     }[is_clamp, is_rounding]
-    return f"Rounding alone changes the accuracy by {say_pooled(rounding)}, the clamp by {say_pooled(clamp)}: {cause}. "
+    return f" Rounding alone changes the accuracy by {say_pooled(rounding)}, the clamp by {say_pooled(clamp)}: {cause}."
 
 
 def count_other(one: StageAnswer, other: StageAnswer) -> int:

@@ -317,7 +317,7 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main(found.get("int8-255"), published.ACTIVATIONS_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
         tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found), make_scale_table(quantized)),
-        questions=pair_questions("quantization", "Q4", answer_forward(list_networks(outcomes), found)),
+        questions=pair_questions("quantization", "Q4", answer_forward(list_networks(outcomes))),
         sentences=(
             f"With K = {published.CLAMP}, the int8 network {describe(found['int8'])}.",
             f"With K = {published.PEAK} and the clamp at {published.CLAMP}, it {describe(found['int8-255'])}.",
