@@ -12,6 +12,7 @@ from scalelab.analysis.memory_sharding import (
     Sharding,
     UnitMark,
     adapt_to_mesh,
+    find_row_share,
     shard_recording,
     shard_standing,
 )
@@ -72,6 +73,12 @@ def account(strategy: str, num_ranks: int = 2, **fields: bool) -> MemoryAccount:
     )
     events, marks = shard_recording(record_step(), sharding)
     return account_step(events, marks, shard_standing(STANDING, sharding))
+
+
+def test_rows_that_do_not_divide_make_the_first_rank_the_fullest() -> None:
+    assert find_row_share([(8, 800)], 4) == 0.25
+    assert find_row_share([(4, 400)], 8) == 0.25, "four experts on eight ranks: one on each of the first four"
+    assert find_row_share([(8, 800), (1, 200)], 4) == pytest.approx(0.4)
 
 
 def test_a_plain_step_stays_as_it_is() -> None:

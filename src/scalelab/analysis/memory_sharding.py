@@ -77,14 +77,16 @@ class Sharding:
     def rules(self) -> MemoryRules:
         return self.strategy.memory or MemoryRules()
 
-    largest_share: float = 1.0
-    """Of the parameters, on the rank that has the most of them, where ranks update whole ones."""
+    largest_share: float | None = None
+    """Of the parameters, on the rank that has the most, where they are not cut into equal pieces; None: equal ones."""
 
     def cut(self, part: StatePart, num_bytes: int) -> int:
         """A rank's share of a part of the training state."""
-        if part == "optimizer" and self.rules.updates_whole_parameters:
+        num_shards = self.strategy.count_shards(part, self.num_ranks)
+        is_whole = part == "optimizer" and self.rules.updates_whole_parameters
+        if self.largest_share is not None and (is_whole or (self.rules.cuts_rows and num_shards > 1)):
             return math.ceil(num_bytes * self.largest_share)
-        return -(-num_bytes // self.strategy.count_shards(part, self.num_ranks))
+        return -(-num_bytes // num_shards)
 
 
 def adapt_to_mesh(strategy: Strategy, mesh: Mesh) -> Strategy:
@@ -106,6 +108,15 @@ def find_largest_share(sizes: Sequence[int], num_ranks: int) -> float:
     for size in sorted(sizes, reverse=True):
         held[held.index(min(held))] += size
     return max(held) / sum(held) if sum(held) else 1.0
+
+
+def find_row_share(sizes: Sequence[tuple[int, int]], num_ranks: int) -> float:
+    """What the first rank has of parameters that are cut along their first dimension, given as rows and bytes.
+
+    As torch's `fully_shard` cuts them: four experts on eight ranks are one on each of the first four, not half of one.
+    """
+    held = sum(-(-rows // num_ranks) * num_bytes / max(1, rows) for rows, num_bytes in sizes)
+    return held / sum(num_bytes for _, num_bytes in sizes) if sizes else 1.0
 
 
 def shard_standing(standing: Mapping[str, int], sharding: Sharding) -> dict[str, int]:

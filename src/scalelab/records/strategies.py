@@ -74,6 +74,7 @@ FSDP2_RULES = MemoryRules(
     backward="arrive_ahead",
     gradients="send",
     releases_gradients_in="optimizer",
+    cuts_rows=True,
 )
 
 ZERO_REFUSES = (

@@ -49,6 +49,7 @@ from scalelab.analysis.memory_sharding import (
     UnitMark,
     adapt_to_mesh,
     find_largest_share,
+    find_row_share,
     shard_recording,
     shard_standing,
 )
@@ -59,7 +60,7 @@ from scalelab.records.settings import Perturbation, Spreading
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device
-from scalelab.worker.memory.recording import StorageMap, make_report, take_marked_steps
+from scalelab.worker.memory.recording import StorageMap, localise, make_report, take_marked_steps
 from scalelab.worker.memory.scratchpads import describe_call, measure_call
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
@@ -155,15 +156,25 @@ def describe_sharding(trial: Trial, training: Training) -> Sharding:
     """What the rules need to know of the model and its strategy."""
     units, strategy = list_units(training.model), find_strategy(trial.strategy, trial.num_ranks)
     sizes = [p.nbytes for p in training.model.parameters() if p.requires_grad]
+    num_ranks = trial.mesh.fsdp if strategy.axes else trial.num_ranks
+    is_cut = strategy.memory is not None and strategy.memory.cuts_rows
     return Sharding(
         strategy=adapt_to_mesh(strategy, trial.mesh),
-        num_ranks=trial.mesh.fsdp if strategy.axes else trial.num_ranks,
+        num_ranks=num_ranks,
         unit_bytes=tuple(sum(p.nbytes for p in parameters) for parameters in units),
         gradient_bytes=sum(sizes),
-        largest_share=find_largest_share(sizes, trial.num_ranks),
+        largest_share=find_row_share(list_rows(training.model), num_ranks)
+        if is_cut
+        else find_largest_share(sizes, trial.num_ranks),
         has_scratch=trial.device == "cpu",
         gradients_in_buckets=trial.spreading.gradient_as_bucket_view,
     )
+
+
+def list_rows(model: nn.Module) -> list[tuple[int, int]]:
+    """Rows and bytes of every parameter; of one that is split over ranks, of this rank's piece."""
+    pieces = map(localise, model.parameters())
+    return [(len(piece) if piece.dim() else 1, piece.nbytes) for piece in pieces if piece is not None]
 
 
 def list_units(model: nn.Module) -> list[list[nn.Parameter]]:

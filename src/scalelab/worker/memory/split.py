@@ -26,7 +26,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
 from scalelab.analysis.memory import MemoryAccount, PhaseMark, account_step
-from scalelab.analysis.memory_sharding import Sharding, adapt_to_mesh, shard_recording, shard_standing
+from scalelab.analysis.memory_sharding import Sharding, adapt_to_mesh, find_row_share, shard_recording, shard_standing
 from scalelab.records.mesh import Mesh
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import find_strategy
@@ -34,7 +34,7 @@ from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device
 from scalelab.worker.instruments.fake_group import build_fake, join_fake_group
 from scalelab.worker.instruments.messages import NAMESPACES, find_payload, name_kind
-from scalelab.worker.memory.forecast import SCRATCHPAD, Recorder, forecast_memory, list_units
+from scalelab.worker.memory.forecast import SCRATCHPAD, Recorder, forecast_memory, list_rows, list_units
 from scalelab.worker.memory.recording import localise, make_report
 from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.training import Training
@@ -121,6 +121,7 @@ def forecast_rank(trial: Trial, report: RankReport) -> RankReport:
 
 def forecast_split(trial: Trial, report: RankReport) -> RankReport:
     """The report with the memory that a step takes on the rank of the mesh that needs the most."""
+    trial = replace(trial, shape=replace(trial.shape, compile=False))
     mesh = trial.mesh
     is_whole = mesh.pp > 1 and mesh.num_data_ranks > 1
     inner = mesh if is_whole else Mesh(pp=mesh.pp, tp=mesh.tp, ep=mesh.ep)
@@ -164,6 +165,7 @@ def _describe_sharding(trial: Trial, training: Training) -> Sharding:
         num_ranks=trial.mesh.fsdp,
         unit_bytes=tuple(count_bytes(parameters) for parameters in list_units(training.model)),
         gradient_bytes=count_bytes(list_replicated(training.model)),
+        largest_share=find_row_share(list_rows(training.model), trial.mesh.fsdp),
         has_scratch=trial.device == "cpu",
     )
 
