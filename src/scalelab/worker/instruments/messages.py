@@ -214,7 +214,7 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
     mesh, size = trial.mesh, find_dtype(trial).itemsize
     if not find_strategy(trial.strategy).axes:
         return basis
-    if find_experts(model) or mesh.cp > 1:
+    if "ep" in find_strategy(trial.strategy).axes or mesh.cp > 1:
         return (describe_attention if mesh.cp > 1 else describe_experts)(trial, model, basis)
     if isinstance(model, StagedModel):
         basis = replace(basis, regathered_bytes=model.num_micro_batches * measure_blocks(model))
@@ -223,8 +223,8 @@ def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> Messa
     elif mesh.dp > 1:
         basis = replace(basis, shard_bytes=tuple(unit // mesh.fsdp for unit in basis.unit_bytes))
     is_known = mesh.tp * mesh.pp == 1 or trial.workload in BUILT_IN
-    is_once = trial.shape.checkpointing == "none" or mesh.tp == 1
-    basis = replace(basis, is_complete=is_known and is_once)
+    is_plain = mesh.tp == 1 or (trial.shape.checkpointing == "none" and not trial.shape.autocast)
+    basis = replace(basis, is_complete=is_known and is_plain)  # autocast casts some activations and not others
     if not basis.is_complete:
         return basis
     if mesh.tp > 1:
@@ -264,8 +264,6 @@ def describe_experts(trial: Trial, model: nn.Module, basis: MessageBasis) -> Mes
     Activation checkpointing sends them once more.
     """
     every = find_experts(model).values()
-    if "ep" not in find_strategy(trial.strategy).axes:
-        return basis
     weights = [weight for experts in every for weight in experts.parameters() if weight.requires_grad]
     options: Any = BUILT_IN[trial.workload](**trial.options) if trial.workload in BUILT_IN else None
     slots = options.experts * options.num_slots * options.width if isinstance(options, MoeOptions) else 0

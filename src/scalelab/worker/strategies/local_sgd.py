@@ -13,6 +13,7 @@ those of `ddp`, up to rounding; with any other the losses are not those of one r
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -27,12 +28,14 @@ from scalelab.worker.optimizers import Factory
 
 def apply_local_sgd(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     """Replicas whose gradients are averaged only while warming up."""
-    replicated = DistributedDataParallel(
-        model.to(device),
-        device_ids=[device] if device.type == "cuda" else None,
-        bucket_cap_mb=trial.spreading.bucket_mb,
-        broadcast_buffers=False,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)  # as in ddp.py
+        replicated = DistributedDataParallel(
+            model.to(device),
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=trial.spreading.bucket_mb,
+            broadcast_buffers=False,
+        )
     alone = PostLocalSGDState(
         process_group=None,
         subgroup=None,
