@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,77 +16,148 @@ from scalelab.analysis.traffic import compare_messages, expect_messages
 from scalelab.errors import UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.strategies import find_strategy
+from scalelab.records.strategies import STRATEGIES, find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Trial
-from scalelab.studies.shared.fake import check_fake
+from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.job import Job
-from scalelab.worker.instruments.fake_group import build_fake, forecast_messages, join_fake_group
-from scalelab.worker.memory.forecast import forecast_memory
+from scalelab.worker.instruments.fake_group import (
+    NUM_SETTLING_STEPS,
+    build_fake,
+    forecast_messages,
+    join_fake_group,
+)
+from scalelab.worker.instruments.messages import watch_messages
+from scalelab.worker.memory.forecast import build_plain, forecast_memory, stay_fake
+from scalelab.worker.memory.recording import localise
+from scalelab.worker.memory.split import forecast_rank
 from scalelab.worker.step import mark_nothing, take_step
-from tests.worker.trials import make_trial
+from scalelab.worker.training import Training, find_dtype
+from scalelab.workloads.catalogue import BUILT_IN
+from tests.worker.fake_cases import OF_TORCH, FakeCase, cover_pairs, list_pairs, list_possible
 
-TINY_TRANSFORMER = {
-    "samples": 4096, "features": 16, "d_model": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1,
-    "feedforward": 32,
-}  # fmt: skip
-SMALL: dict[str, dict[str, Any]] = {
-    "mlp": {"dim": 64, "depth": 2},
-    "lenet": {},
-    "gpt2": {"sequence": 16},
-    "transformer": TINY_TRANSFORMER,
-}
-STRATEGIES = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
-MATRIX = [
-    (workload, strategy, dtype, num_ranks)
-    for row, workload in enumerate(SMALL)
-    for column, strategy in enumerate(STRATEGIES)
-    for num_ranks in ((8, 64, 1024)[(row + column) % 3],)
-    for dtype in (("float32", "bfloat16")[(row + column) % 2],)
-    if strategy != "fsdp2" or num_ranks < 1024
-]
-"""Every workload with every strategy; world sizes and dtypes in turn. FSDP2 at 1,024 is one case of its own: it cuts
-every parameter into as many pieces."""
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+"""Whose output is a view: nothing changes it in place here."""
+CASES = cover_pairs()
+"""Every two values of workload, strategy, world size, precision and compiling that go together."""
+PADDING = 64
+"""Bytes by which a rank's pieces of FSDP's units are longer or shorter than those of the others."""
+BLOCK = 512
+"""Of CUDA's allocator."""
+MOST_STATES = 3
+"""Tensors that AdamW keeps for a parameter."""
 
 
 def make_fake(workload: str, strategy: str, dtype: str, num_ranks: int, **fields: Any) -> Trial:
-    settings: dict[str, Any] = {"workload": workload, "options": SMALL[workload], "dtype": dtype, "device": "cuda"}
-    settings |= {"strategy": strategy, "num_ranks": num_ranks, "global_batch": 4 * num_ranks}
-    return replace(make_trial(**(settings | fields)), task=Forecast(messages=True))
+    return FakeCase(workload, strategy, num_ranks, dtype, False).make(**fields)
 
 
-@pytest.mark.parametrize(("workload", "strategy", "dtype", "num_ranks"), [*MATRIX, ("mlp", "fsdp2", "float32", 1024)])
-def test_what_is_sent_is_theory_to_the_byte(workload: str, strategy: str, dtype: str, num_ranks: int) -> None:
-    trial = make_fake(workload, strategy, dtype, num_ranks)
-    report = forecast_messages(trial, RankReport(rank=0))
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
+def name_case(case: FakeCase) -> str:
+    return "-".join(map(str, astuple(case)[:4])) + ("-compiled" if case.is_compiled else "")
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_case)
+def test_a_rank_sends_and_holds_what_theory_says(case: FakeCase) -> None:
+    """Kinds, purposes, axes and bytes of all messages; dtype, size and place of parameters and optimizer state."""
+    trial = case.make()
+    with join_fake_group(case.num_ranks, 0), build_fake(trial, 0) as training:
+        for _ in range(NUM_SETTLING_STEPS):
+            take_step(training, mark_nothing)
+        report = watch_messages(trial, training, Path(), RankReport(rank=0))
+        placed = place_training(training)
     assert report.message_basis is not None
-    theory = expect_messages(strategy, num_ranks, report.message_basis, trial.spreading, 1)
-    lines = compare_messages(report.messages, theory, num_ranks)
+    theory = expect_messages(case.strategy, case.num_ranks, report.message_basis, trial.spreading)
+    lines = compare_messages(report.messages, theory, case.num_ranks, trial.mesh.sizes)
     assert lines
-    assert [line for line in lines if line.payload_bytes != line.expected_bytes] == []
-    assert not torch.distributed.is_initialized()
+    known = [line for line in lines if line.expected_bytes is not None or report.message_basis.is_complete]
+    assert known
+    assert [line for line in known if line.payload_bytes != line.expected_bytes] == []
+    assert placed.dtypes == {find_dtype(trial)}
+    assert placed.devices == {"cpu"}, "by name, where torch has no GPU"
+    if case.is_compiled:
+        assert count_graphs() or case.workload in OF_TORCH
+    else:
+        memory = forecast_rank(replace(trial, task=Forecast()), RankReport(rank=0)).memory
+        assert memory is not None
+        check_held(placed, memory.by_category)
 
 
-MESHES = [
-    ("tp", 8, "fsdp=4,tp=2"),
-    ("tp", 64, "dp=32,tp=2"),
-    ("hsdp", 64, "dp=8,fsdp=8"),
-    ("zero1", 8, None),
-    ("pp", 2, "pp=2"),
-    ("pp", 64, "pp=2,fsdp=8,tp=4"),
-]
+@dataclass(frozen=True)
+class Placed:
+    """What one rank holds."""
+
+    dtypes: set[torch.dtype]
+    devices: set[str]
+    parameter_bytes: int
+    optimizer_bytes: int
+    num_parameters: int
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # whose output is a view: nothing changes it in place here
-@pytest.mark.parametrize(("strategy", "num_ranks", "mesh"), MESHES)
-def test_what_a_mesh_sends_is_theory_to_the_byte(strategy: str, num_ranks: int, mesh: str | None) -> None:
-    trial = make_fake("mlp", strategy, "float32", num_ranks, spreading=Spreading(mesh=mesh) if mesh else Spreading())
-    report = forecast_messages(trial, RankReport(rank=0))
-    assert report.message_basis is not None
-    theory = expect_messages(strategy, num_ranks, report.message_basis, trial.spreading)
-    lines = compare_messages(report.messages, theory, num_ranks, trial.mesh.sizes)
-    assert lines
-    assert [line for line in lines if line.payload_bytes != line.expected_bytes] == []
+def place_training(training: Training) -> Placed:
+    parameters = [localise(one) for one in training.model.parameters()]
+    states = [localise(value) for state in training.optimizer.state.values() for value in state.values()]
+    held = [one for one in parameters if one is not None]
+    kept = [one for one in states if one is not None and one.dim()]
+    return Placed(
+        dtypes={one.dtype for one in (*held, *kept) if one.numel()},
+        devices={one.device.type for one in (*held, *kept)},
+        parameter_bytes=sum(one.nbytes for one in held),
+        optimizer_bytes=sum(one.nbytes for one in kept),
+        num_parameters=len(held),
+    )
+
+
+def check_held(placed: Placed, forecast: Mapping[str, int]) -> None:
+    """A forecast is in whole blocks, and has a step count for every parameter beside what the optimizer keeps."""
+    assert placed.parameter_bytes == pytest.approx(forecast["parameters"], abs=PADDING)
+    assert placed.optimizer_bytes <= forecast["optimizer"] + 2 * PADDING
+    assert forecast["optimizer"] <= placed.optimizer_bytes + BLOCK * MOST_STATES * placed.num_parameters
+
+
+def count_graphs() -> int:
+    """What dynamo has compiled since the last test."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def test_every_possible_pair_is_in_the_matrix() -> None:
+    assert {case.workload for case in CASES} == set(BUILT_IN)
+    left_out = set(STRATEGIES) - {case.strategy for case in CASES}
+    assert left_out == {"single", "dp", "cp"} | {name for name, known in STRATEGIES.items() if known.library}
+    covered = frozenset().union(*map(list_pairs, CASES))
+    assert frozenset().union(*map(list_pairs, list_possible())) == covered
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("workload", ["mlp", "lenet", "gpt2"])
+def test_forward_and_update_stay_on_a_gpu(workload: str, dtype: str) -> None:
+    """On fake CUDA tensors, which refuse operands of two devices.
+
+    A CPU build of torch has no backward, no autocast and no broadcasting of them, which the other workloads need.
+    """
+    trial = make_fake(workload, "single", dtype, 1, global_batch=4)
+    device = torch.device("cuda", 0)
+    with stay_fake() as fake_mode:
+        training = build_plain(trial, device, fake_mode)
+        with torch.no_grad():
+            loss = training.loss(training.model, next(training.batches))
+        for parameter in training.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        training.optimizer.step()
+        states = [value for state in training.optimizer.state.values() for value in state.values()]
+        assert loss.device == device
+        assert {one.device for one in (*training.model.parameters(), *training.model.buffers())} == {device}
+        assert {one.device for one in states if one.dim()} == {device}
+        assert {one.dtype for one in training.model.parameters()} == {find_dtype(trial)}
 
 
 def test_autocast_sends_what_float32_sends() -> None:
@@ -94,9 +168,17 @@ def test_autocast_sends_what_float32_sends() -> None:
     assert first.messages == second.messages
 
 
-def test_compile_is_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="--compile would fuse them"):
-        check_fake(True, Job(workload="mlp", device="cuda", shape=StepShape(compile=True)))
+def test_a_compiled_job_sends_what_an_eager_one_sends() -> None:
+    plain = make_fake("gpt2", "tp", "float32", 8)
+    compiled = replace(plain, shape=StepShape(compile=True))
+    first, second = (forecast_messages(trial, RankReport(rank=0)) for trial in (plain, compiled))
+    assert first.messages == second.messages
+
+
+def test_memory_of_a_compiled_job_is_refused_with_the_reason() -> None:
+    job = Job(workload="mlp", device="cuda", shape=StepShape(compile=True))
+    with pytest.raises(UsageError, match="the kernels that --compile would generate for cuda keep less"):
+        Memory(fake=True, job=job)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp-full", "fsdp2"])
@@ -118,10 +200,18 @@ def test_parameters_and_optimizer_lie_where_memory_says(strategy: str) -> None:
     assert kept == pytest.approx(memory.by_category["optimizer"], rel=0.2)
 
 
-def test_every_rank_sends_the_same() -> None:
-    trial = make_fake("mlp", "fsdp-full", "float32", 64)
-    first, last = (forecast_messages(trial, RankReport(rank=rank)) for rank in (0, 63))
-    assert first.messages == last.messages
+EVERY_RANK = [("mlp", "fsdp-full"), ("mlp", "fsdp2"), ("mlp", "hsdp"), ("mlp", "tp"), ("moe", "ep"), ("lenet", "ddp")]
+
+
+@pytest.mark.parametrize(("workload", "strategy"), EVERY_RANK)
+def test_every_rank_sends_the_same(workload: str, strategy: str) -> None:
+    """Also where the rows of parameters do not divide. (DTensor caches the groups of an equal mesh: no axes here.)"""
+    trial = make_fake(workload, strategy, "float32", 64)
+    first, last = (
+        [(sent.kind, sent.phase, sent.count, sent.payload_bytes) for sent in report.messages]
+        for report in (forecast_messages(trial, RankReport(rank=rank)) for rank in (0, 63))
+    )
+    assert first == last
 
 
 def test_shards_are_an_eighth_of_what_they_are_on_an_eighth_of_the_ranks() -> None:

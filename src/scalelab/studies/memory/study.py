@@ -90,6 +90,11 @@ class Memory(Study):
         if self.device_bytes is not None:
             check_at_least("device_memory", self.device_bytes, 1)
         check_fake(self.fake, self.job)
+        if self.fake and self.job.shape.compile:
+            raise UsageError(
+                "--fake forecasts the memory of eager operators, and the kernels that --compile would generate for"
+                f" {self.job.device} keep less: drop one of the two"
+            )
 
     @property
     def device_bytes(self) -> int | None:

@@ -20,8 +20,6 @@ def check_fake(is_fake: bool, job: Job) -> None:
     """Refuse what fake tensors cannot run."""
     if is_fake and job.script is not None:
         raise UsageError("--fake cannot run a script: it needs a workload, such as --workload gpt2 or file.py:build")
-    if is_fake and job.shape.compile:
-        raise UsageError("--fake takes eager operators one by one, and --compile would fuse them: drop one of the two")
     if is_fake and job.device == "auto":
         raise UsageError("--fake looks for no device: name the one to forecast for, such as --device cuda")
 

@@ -14,6 +14,10 @@ Some of torch's code wants to see memory or values where there are none, and is 
 
 Fake tensors are on the CPU by name wherever the accelerator itself is missing: torch's engine aborts the process over
 a device that its build does not have. Nothing is sent because of a device, so the bytes are the same.
+
+With `--compile` dynamo and AOTAutograd trace forward and backward as they do for real, cut at DDP's buckets or block by
+block, and the graphs run operator by operator (`aot_eager`): inductor would generate kernels, and load them, for
+addresses that fake tensors do not have. Kernels send nothing.
 """
 
 import warnings
@@ -53,6 +57,7 @@ from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.step import mark_nothing, take_step
+from scalelab.worker.strategies.apply import COMPILE_OPTIONS
 from scalelab.worker.strategies.meshes import GROUPS
 from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import cut_stages
@@ -60,6 +65,8 @@ from scalelab.worker.training import Training, dress_workload
 
 NUM_SETTLING_STEPS = 2
 """Before the step that is counted: DDP rebuilds its buckets after the first."""
+TRACE_ONLY = {"backend": "aot_eager"}
+"""Instead of the options of torch.compile, whatever its mode."""
 
 
 def forecast_messages(trial: Trial, report: RankReport) -> RankReport:
@@ -103,12 +110,12 @@ def build_fake(trial: Trial, rank: int, *, replicates: bool = True) -> Iterator[
         trial,
         options={name: 0 if name == "workers" else value for name, value in trial.options.items()},
         perturbation=Perturbation(),
-        shape=replace(trial.shape, compile=False),
     )
     has_reducer = replicates and find_strategy(trial.strategy).rebuilds_buckets
     with ExitStack() as stack:
         fake_mode = None if has_reducer else stack.enter_context(stay_fake())
         stack.enter_context(answer_for_memory())
+        stack.enter_context(patch.dict(COMPILE_OPTIONS, dict.fromkeys(COMPILE_OPTIONS, TRACE_ONLY)))
         if not replicates:
             stack.enter_context(patch("scalelab.worker.strategies.experts.replicate_rest", lambda model, *_: model))
         seed_everything(trial.seed)
@@ -163,6 +170,7 @@ def answer_for_memory() -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", ".*register_comm_hook.*")
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it
         yield
 
 
