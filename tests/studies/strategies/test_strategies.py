@@ -40,6 +40,15 @@ def test_every_strategy_trains_the_same_global_batch_and_single_on_one_rank() ->
     assert all(("replicas" in trial.instruments) == (trial.strategy == "dp") for trial in trials)
 
 
+def test_ranks_that_share_samples_need_not_divide_the_batch() -> None:
+    study = Strategies(strategies=("single", "tp"), ranks=4, global_batch=6, job=Job(workload="gpt2"))
+    assert {trial.batch_per_rank for trial in study.plan()} == {6}
+    with pytest.raises(UsageError, match="6 is not divisible by 4 ranks"):
+        replace(study, strategies=("single", "ddp", "tp")).plan()
+    with pytest.raises(UsageError, match="--mesh tp=3 is for 3 ranks, got 4"):
+        replace(study, job=replace(study.job, spreading=Spreading(mesh="tp=3"))).plan()
+
+
 def test_the_fastest_is_named_with_its_lead(tmp_path: Path) -> None:
     document = conclude(make_strategies(), tmp_path)
     fastest = find_finding(document, "fastest", "ddp × 2")

@@ -58,8 +58,9 @@ class Strategies(Study):
     def __post_init__(self) -> None:
         check_at_least("ranks", self.ranks, 1)
         check_at_least("global_batch", self.global_batch, 1)
-        check_divisible(self.global_batch, self.ranks)
         check_strategies(self.strategies)
+        if not any(find_strategy(name).axes for name in self.strategies):
+            check_divisible(self.global_batch, self.ranks)  # ranks of a mesh may share samples: its trials are checked
 
     def plan(self) -> list[Trial]:
         rows = [
