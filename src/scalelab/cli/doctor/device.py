@@ -129,7 +129,7 @@ def grade_gpu(index: int, gpu: GpuState) -> DoctorCheck:
         name=f"GPU {index}",
         grade=Grade.WARNING if doubts else Grade.OK,
         detail=", ".join([*said, *doubts]),
-        next_step="steps would vary: wait, cool it, end the others, or use a whole GPU" if doubts else "",
+        next_step="step times will vary: wait until it is idle and cool, or use a whole GPU" if doubts else "",
     )
 
 
@@ -274,7 +274,7 @@ def judge_trace(plain: TrialResult) -> SelfCheck:
     is_seen = not kind.is_accelerator or bool(kind.activity)
     return SelfCheck(
         name="trace",
-        expectation="its steps compute something, and are 0.7 to 1.3 times as long as by the clock",
+        expectation="traced steps contain compute and take 0.7 to 1.3 times as long as clocked ones",
         figure="no trace" if ratio is None else f"{ratio:.2f} times {format_seconds(statistics.median(clocked))}",
         is_right=(ratio is not None and 0.7 <= ratio <= 1.3 and min(computing) > 0) if is_seen else None,
         next_step="the profiler sees other steps than the clock: report it with --bundle",
@@ -285,7 +285,7 @@ def judge_utilization(plain: TrialResult) -> SelfCheck:
     own = [load.busy for load in plain.loads if load.device in ("gpu 0", "rank 0")]
     return SelfCheck(
         name="utilization",
-        expectation="the device was busy at some time",
+        expectation="above 0 at least once",
         figure=f"at most {format_share(max(own))} in {len(own)} readings" if own else "no reading",
         is_right=max(own) > 0 if own else None,
         next_step="install nvidia-ml-py: pip install 'scalelab[gpu]'",
@@ -298,7 +298,7 @@ def judge_launches(plain: TrialResult) -> SelfCheck:
     free = statistics.median(plain.step_seconds(StepKind.FREE).values())
     return SelfCheck(
         name="host-bound",
-        expectation="a step that runs freely is not longer than a synchronized one",
+        expectation="free-running steps take no longer than synchronized ones",
         figure=f"{format_seconds(free)} against {format_seconds(clean)}",
         is_right=free <= 1.1 * clean,
         next_step="report it with --bundle",

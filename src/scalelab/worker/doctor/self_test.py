@@ -106,10 +106,10 @@ def check_waiting(driver: DeviceDriver, device: torch.device) -> SelfCheck:
     by_events = begin.elapsed_time(end) / 1e3
     return SelfCheck(
         name=f"waiting for {device}",
-        expectation=f"the host's clock passes the {format_seconds(by_events)} that events say",
+        expectation=f"synchronizing takes at least the {format_seconds(by_events)} between two events",
         figure=format_seconds(seconds),
         is_right=seconds >= 0.95 * by_events,
-        next_step="a synchronise returned before the work was done: report it with --bundle",
+        next_step="synchronize returned before the work was done: report it with --bundle",
     )
 
 
@@ -144,7 +144,7 @@ def check_clocks(driver: DeviceDriver, num_devices: int) -> Iterator[SelfCheck]:
         behind = statistics.median(seconds) / fastest
         yield SelfCheck(
             name=f"clock of {device}",
-            expectation=f"products take at most {MOST_SLOWER:g} times as long at the end, and as on the fastest device",
+            expectation=f"at most {MOST_SLOWER:g} times slower than at the start, and than the fastest device",
             figure=f"{drift:.2f} times, {behind:.2f} times",
             is_right=drift <= MOST_SLOWER and behind <= MOST_SLOWER,
             next_step="its clock is low or was lowered: look at nvidia-smi -q -d PERFORMANCE,CLOCK,POWER",
@@ -163,7 +163,7 @@ def check_links(driver: DeviceDriver, num_devices: int) -> Iterator[SelfCheck]:
     for device, rate in zip(devices, rates, strict=True):
         yield SelfCheck(
             name=f"link to {device}",
-            expectation=f"copies at least at 1/{MOST_SLOWER:g} of the fastest device's {format_bytes(max(rates))}/s",
+            expectation=f"at most {MOST_SLOWER:g} times slower than the fastest link, {format_bytes(max(rates))}/s",
             figure=f"{format_bytes(rate)}/s",
             is_right=rate * MOST_SLOWER >= max(rates),
             next_step="look at the width of its PCIe link: nvidia-smi -q -d PCIE, nvidia-smi topo -m",
