@@ -372,16 +372,20 @@ def test_a_self_test_gives_expectation_figure_and_verdict(tmp_path: Path, monkey
         {"name": "order", "expectation": "A, B", "figure": "B, A", "is_right": False, "next_step": "swap them"},
         {"name": "memory", "expectation": "90 %", "figure": "unknown", "is_right": None, "next_step": "look"},
     ]
-    monkeypatch.setattr("scalelab.cli.doctor.device.run_module", lambda *words: told)
+    monkeypatch.setattr("scalelab.cli.doctor.device.try_module", lambda *words: (told, ""))
     bundle = tmp_path / "bundle.json"
     order, memory = examine_device("cuda", bundle, None)
     assert (order.grade, order.detail, order.next_step) == (Grade.FAILED, "B, A (expected: A, B)", "swap them")
     assert (memory.grade, memory.next_step) == (Grade.WARNING, "")
     assert json.loads(bundle.read_text())["checks"] == told
-    monkeypatch.setattr("scalelab.cli.doctor.device.run_module", lambda *words: None)
+    monkeypatch.setattr("scalelab.cli.doctor.device.try_module", lambda *words: (None, "no such driver"))
     (silent,) = examine_device("xpu", None, None)
     assert silent.grade is Grade.FAILED
-    assert "no answer" in silent.detail
+    assert silent.detail == "the self-test of xpu failed: no such driver"
+    assert doctor_host.try_module("scalelab.no_such_module") == (
+        None,
+        f"{sys.executable}: No module named scalelab.no_such_module",
+    )
 
 
 class FakeNvmlError(Exception):

@@ -76,7 +76,7 @@ def test_steps_that_take_longer_freely_are_found(results: Results) -> None:
 def test_a_bundle_has_checks_trials_and_environment(
     results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scalelab.cli.doctor.device.run_module", lambda *words: [])
+    monkeypatch.setattr("scalelab.cli.doctor.device.try_module", lambda *words: ([], ""))
     monkeypatch.setattr("scalelab.cli.doctor.device.run_paths", lambda *words: results)
     checks = list(examine_device("cpu", tmp_path / "bundle.json", LocalLauncher()))
     assert {check.grade for check in checks} == {Grade.OK}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab import __version__
-from scalelab.cli.doctor.host import DoctorCheck, Grade, run_module
+from scalelab.cli.doctor.host import DoctorCheck, Grade, try_module
 from scalelab.errors import ScalelabError
 from scalelab.launch.gpus import GpuState, open_nvml, read_nvml
 from scalelab.launch.launcher import Launcher
@@ -53,10 +53,11 @@ BRIEF = StepPlan(lead_in_steps=6, clean_steps=4, phase_steps=0, comm_free_steps=
 def examine_device(name: str, bundle: Path | None, launcher: Launcher | None) -> Iterator[DoctorCheck]:
     """The self-test of all devices of a kind; without a launcher, of the devices alone."""
     gpus = find_gpus() if find_kind(name).is_listed else ()
-    found: Any = run_module("scalelab.worker.doctor.self_test", name, *(gpu.name for gpu in gpus))
+    found, reason = try_module("scalelab.worker.doctor.self_test", name, *(gpu.name for gpu in gpus))
     if found is None:
-        detail = f"the self-test of {name} gave no answer"
-        yield DoctorCheck(name="device", grade=Grade.FAILED, detail=detail, next_step="scalelab doctor --device cpu")
+        detail = f"the self-test of {name} failed: {reason}"
+        next_step = "close other programs and try again; if it stays, report it with this line"
+        yield DoctorCheck(name="device", grade=Grade.FAILED, detail=detail, next_step=next_step)
         return
     checks = [SelfCheck(**one) for one in found]
     results: dict[str, TrialResult] = {}

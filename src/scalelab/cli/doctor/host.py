@@ -307,12 +307,22 @@ def grade_nccl(num_devices: int, found: Mapping[str, Any] | None) -> DoctorCheck
 
 def run_module(module: str, *words: str) -> dict[str, Any] | None:
     """The JSON that a module prints; None: nothing readable in time."""
+    found: dict[str, Any] | None = try_module(module, *words)[0]
+    return found
+
+
+def try_module(module: str, *words: str) -> tuple[Any, str]:
+    """The JSON that a module prints; where there is none, why: the last line of its error output."""
     command = [sys.executable, "-P", "-m", module, *words]
     try:
         done = subprocess.run(
-            command, env=dict(os.environ), capture_output=True, text=True, timeout=TRY_SECONDS, check=True
+            command, env=dict(os.environ), capture_output=True, text=True, timeout=TRY_SECONDS, check=False
         )
-        found: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return found
+        if done.returncode == 0:
+            return json.loads(done.stdout), ""
+    except subprocess.TimeoutExpired:
+        return None, f"no response within {TRY_SECONDS:.0f} s"
+    except (OSError, ValueError) as error:
+        return None, str(error)
+    lines = done.stderr.strip().splitlines()
+    return None, lines[-1] if lines else f"exit code {done.returncode}"
