@@ -306,17 +306,19 @@ def explain_costs(arms: Sequence[Arm]) -> Iterator[Finding]:
     memory = {arm.label: arm.peak_memory_bytes for arm in arms if arm.peak_memory_bytes is not None}
     if len(memory) > 1:
         label = min(memory, key=lambda name: memory[name])
-        text = f"{label} needs least memory: {format_bytes(memory[label])} per rank at its peak."
+        text = f"{label} needs the least memory: {format_bytes(memory[label])} per rank at its peak."
         yield LEAST_MEMORY(label, text, bytes=memory[label])
     for arm in arms:
         idle, theory = read_idle(arm), read_bubble(arm)
         if idle is not None and theory is not None:
             text = (
-                f"The ranks of {arm.label} do not compute in {format_known('share', idle)} of the schedule; the bubble"
-                f" of theory is {format_share(theory)}."
+                f"Ranks of {arm.label} are idle for {format_known('share', idle)} of the schedule; the theoretical"
+                f" bubble is {format_share(theory)}."
             )
             yield BUBBLE(arm.label, text, idle=idle, theory=theory)
     sent = {arm.label: total for arm in arms if (total := count_wire(arm)) is not None}
     if len(sent) > 1:
         label = min(sent, key=lambda name: sent[name])
-        yield LEAST_SENT(label, f"{label} sends least: {format_bytes(sent[label])} per step.", wire_bytes=sent[label])
+        yield LEAST_SENT(
+            label, f"{label} sends the least: {format_bytes(sent[label])} per step.", wire_bytes=sent[label]
+        )

@@ -207,8 +207,8 @@ def rank_plan(planned: Sequence[PlannedArm]) -> Iterator[Finding]:
     order = "" if rho is None else f"; rank correlation {rho:.2f}"
     yield PLAN_RANKING(
         best.arm.label,
-        f"plan ranks {best.arm.label} first, which was measured {name_place(places[best.arm.label])} of"
-        f" {len(planned)}{order}. Its steps are off by {format_share(median)} in the median"
+        f"plan ranks {best.arm.label} first; measured, it is {name_place(places[best.arm.label])} of"
+        f" {len(planned)}{order}. Planned step times are off by {format_share(median)} in the median"
         f" ({format_share(min(errors))} to {format_share(max(errors))}).",
         place=places[best.arm.label],
         num_layouts=len(planned),
