@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.records.observations import Message, MessageBasis, RankReport
+from scalelab.records.observations import Message, MessageBasis, RankReport, ScriptReport
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.findings import MAIN
+from scalelab.runs.experiment import run_study
 from scalelab.studies.comm_volume import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.script import ScriptSource
 from tests.report.charts.figures import draw, list_values
-from tests.studies.answers import find_caution, find_finding, find_row, list_kinds, set_machine
+from tests.studies.answers import AlteredLauncher, find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.spreads import JOB, SAMPLING, conclude, make_comm_volume, send
 from tests.worker.trials import write_workload
 
@@ -104,6 +106,25 @@ def test_bytes_that_theory_does_not_know_are_warned_of(tmp_path: Path) -> None:
     document = conclude(make_comm_volume(strategies=("ddp",)), tmp_path, send(send_more, buffer_bytes=40))
     assert find_finding(document, "theory", "ddp × 2").values == {"rows": 1, "differing": 1}
     assert "all-reduce in forward 8 B instead of 0 B" in find_caution(document, "not-theory", "ddp × 2").message
+
+
+def test_what_a_script_sends_itself_is_counted_and_no_fault_of_its_strategy(tmp_path: Path) -> None:
+    def send_norm(trial: Trial) -> tuple[Message, ...]:
+        return (make("all_reduce", "gradients", "backward", 400, 2), make("all_reduce", "", "other", 4))
+
+    def see_script(result: TrialResult) -> TrialResult:
+        sent = send(send_norm)(result)
+        seen = ScriptReport(num_optimizers=1, num_passes=1, strategy="ddp")
+        return replace(sent, ranks=tuple(replace(one, script=seen) for one in sent.ranks))
+
+    job = Job(script=ScriptSource(target="/train.py", arguments=("{batch_per_rank}",)), device="cpu")
+    _, document = run_study(make_comm_volume(job=job), runs_dir=tmp_path, launcher=AlteredLauncher(see_script))
+    assert "not-theory" not in [one.kind for one in document.cautions]
+    theory = find_finding(document, "theory")
+    assert theory.values == {"rows": 1, "differing": 0}
+    assert (
+        theory.text == "The messages of 1 row match theory to the byte, besides 4 bytes that the script sends itself."
+    )
 
 
 def test_a_message_that_is_missing_is_warned_of(tmp_path: Path) -> None:

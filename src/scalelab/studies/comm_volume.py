@@ -213,8 +213,14 @@ def sum_expected(arm: Arm) -> int | None:
 
 
 def find_differences(arm: Arm) -> list[MessageComparison]:
-    """Kinds of messages whose bytes are not those of theory, where theory is exact."""
-    return [line for line in list_lines(arm) if line.payload_bytes != line.expected_bytes] if has_theory(arm) else []
+    """Kinds of messages whose bytes are not those of theory, where theory is exact; a script may send its own."""
+    lines = [line for line in list_lines(arm) if line.payload_bytes != line.expected_bytes] if has_theory(arm) else []
+    return [line for line in lines if not is_own(arm, line)]
+
+
+def is_own(arm: Arm, line: MessageComparison) -> bool:
+    """Whether a script sent this beside what its strategy sends: a gradient norm, a loss to print."""
+    return bool(arm.scripts) and line.expected_bytes is None
 
 
 def make_message_table(arms: Sequence[Arm], reference: Arm | None) -> Table:
@@ -318,7 +324,9 @@ def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     differing = ", ".join(arm.label for arm in known if find_differences(arm))
     num_differing = sum(bool(find_differences(arm)) for arm in known)
     if known:
-        text = f"The messages of {format_count(len(known), 'row')} match theory to the byte."
+        own = sum(line.payload_bytes or 0 for arm in known for line in list_lines(arm) if is_own(arm, line))
+        besides = f", besides {format_count(own, 'byte')} that the script sends itself" if own else ""
+        text = f"The messages of {format_count(len(known), 'row')} match theory to the byte{besides}."
         if differing:
             text = f"Theory gives other bytes for {differing}; see the warnings."
         yield THEORY(differing, text, rows=len(known), differing=num_differing)
