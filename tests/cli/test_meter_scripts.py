@@ -209,12 +209,36 @@ def test_an_unedited_script_is_recorded_whatever_starts_it(tmp_path: Path) -> No
     assert [s.loss for s in result.samples if s.rank == 1] == printed[3:], "the first three are only watched"
 
 
+@pytest.mark.slow
+def test_a_script_that_never_calls_backward_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    parameters = list(model.parameters())
+    for one, gradient in zip(parameters, torch.autograd.grad(model(torch.ones(3, 4)).sum(), parameters)):
+        one.grad = gradient
+    optimizer.step()
+"""
+    )
+    done = scalelab("meter", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = find_runs(tmp_path / "runs")
+    store = RunStore.open(run)
+    result = store.result(store.record.trials[0])
+    assert (len(result.samples), result.trial.global_batch) == (5, 3)
+
+
 def test_a_command_that_trains_nothing_ends_with_its_own_code(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("open('own.txt', 'w').close()\n")
     (tmp_path / "fails.py").write_text("raise SystemExit(7)\n")
     done = answer("meter", "--", sys.executable, "fails.py", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 7
-    assert "nothing was recorded: no Python process of" in done.stderr
+    said = f"nothing was recorded: {sys.executable} failed with exit code 7, and no Python process of"
+    assert said in done.stderr, "what the command printed last may be far above"
     assert (tmp_path / "own.txt").exists(), "the user's own sitecustomize runs too"
     assert not (tmp_path / "runs").exists()
 

@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> int:
         profile_steps=wanted.profile_steps,
     )
     code = run_command(command, request)
-    report_runs([path for path in find_runs(wanted.runs_dir) if path not in before], command)
+    report_runs([path for path in find_runs(wanted.runs_dir) if path not in before], command, code)
     return code
 
 
@@ -99,7 +99,7 @@ def run_command(command: Sequence[str], request: MeterRequest) -> int:
     return code if code >= 0 else 128 - code
 
 
-def report_runs(paths: Sequence[Path], command: Sequence[str]) -> None:
+def report_runs(paths: Sequence[Path], command: Sequence[str], code: int) -> None:
     """Complete what killed ranks left; say so where nothing was recorded."""
     for path in paths:
         store = RunStore.open(path)
@@ -110,5 +110,7 @@ def report_runs(paths: Sequence[Path], command: Sequence[str]) -> None:
                 print(f"warning: {error}", file=sys.stderr)  # noqa: T201
             print(f"Saved to {path}  ·  scalelab show {path}", file=sys.stderr)  # noqa: T201
     if not paths:
-        text = f"warning: nothing was recorded: no Python process of {command[0]} took four steps of a torch optimizer"
-        print(text, file=sys.stderr)  # noqa: T201
+        text = f"no Python process of {command[0]} took four steps of a torch optimizer"
+        if code:
+            text = f"{command[0]} failed with exit code {code}, and {text} before"
+        print(f"warning: nothing was recorded: {text}", file=sys.stderr)  # noqa: T201

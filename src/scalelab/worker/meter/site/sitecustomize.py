@@ -1,7 +1,7 @@
 """Python imports this in every process that `scalelab meter -- COMMAND` starts, because its folder is in PYTHONPATH.
 
-It must cost nothing where nothing is trained: torch, once it is loaded, calls us at the first backward pass, and only
-then is scalelab imported. The `sitecustomize` that this one hides is run as well.
+It must cost nothing where nothing is trained: torch, once it is loaded, calls us when the first optimizer is made, and
+only then is scalelab imported. The `sitecustomize` that this one hides is run as well.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-WATCHED = "torch.autograd"
+WATCHED = "torch.optim.optimizer"
 
 
-class AutogradFinder:
-    """Finds torch.autograd as Python does, and replaces `backward` in it by one that begins the recording."""
+class OptimizerFinder:
+    """Finds torch's optimizers as Python does, and lets the first one that is made begin the recording."""
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         if name != WATCHED:
@@ -30,26 +30,23 @@ class AutogradFinder:
 
             def load_and_replace(module: ModuleType) -> None:
                 load(module)
-                module.backward = make_trigger(module, module.backward)  # type: ignore[attr-defined]
+                await_first(module.Optimizer)
 
             spec.loader.exec_module = load_and_replace  # type: ignore[method-assign]
         return spec
 
 
-def make_trigger(autograd: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The first call begins the recording; every call is torch's own."""
-    is_waiting = True
+def await_first(optimizer: Any) -> None:
+    """Begin the recording at the first call of what torch does with every optimizer, made or read from a file."""
+    original: Callable[[Any], None] = optimizer._patch_step_function
 
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_waiting
-        if is_waiting:
-            is_waiting = False
-            if autograd.backward is backward:
-                autograd.backward = original
+    def prepare(self: Any) -> None:
+        if optimizer._patch_step_function is prepare:
+            optimizer._patch_step_function = original
             begin_recording()
-        return autograd.backward(*args, **kwargs)
+        original(self)
 
-    return backward
+    optimizer._patch_step_function = prepare
 
 
 def begin_recording() -> None:
@@ -70,5 +67,5 @@ def run_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, AutogradFinder())
+sys.meta_path.insert(0, OptimizerFinder())
 run_hidden()
