@@ -251,6 +251,11 @@ def write(directory: Path, body: str) -> str:
             " loss from build()",
         ),
         (
+            "return model, [(torch.ones(batch_size, 4), torch.ones(batch_size))]",
+            "there is no loss, and the model does not take a batch of 2 values to return one itself: add a loss, such"
+            " as nn.CrossEntropyLoss() of the model's output and the batch's second value",
+        ),
+        (
             "return model, TensorDataset(torch.ones(3, 4))",
             "build() returned a dataset of 3 samples: fewer than a batch of 4; use a larger one, or a smaller batch",
         ),

@@ -242,16 +242,35 @@ def explain_named_batch(criterion: Any, keys: Sequence[Any]) -> str:
 
 def read_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """The loss that a model returns itself: alone, as `loss` of its output, or as the last of several outputs."""
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    else:
-        output = model(*batch) if isinstance(batch, list | tuple) else model(batch)
+    named: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {}
+    given = () if named else batch if isinstance(batch, list | tuple) else (batch,)
+    try:
+        output = model(*given, **named)
+    except TypeError as error:
+        if takes(model, given, named):
+            raise
+        names = ", ".join(named) or f"{len(given)} values"
+        raise UsageError(
+            f"there is no loss, and the model does not take a batch of {names} to return one itself: add a loss, such"
+            " as nn.CrossEntropyLoss() of the model's output and the batch's second value"
+        ) from error
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     found = found[-1] if isinstance(found, list | tuple) and found else found
     if isinstance(found, torch.Tensor) and found.requires_grad >= torch.is_grad_enabled() and found.ndim < 2:
         return found if found.ndim == 0 else found.mean()
     kind = f"tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(output).__name__
     raise UsageError(f"build() returned no loss, and its model a {kind}: return model, batches and loss from build()")
+
+
+def takes(model: nn.Module, given: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether the model inside its wrappers can be called so."""
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
+    try:
+        inspect.signature(model.forward).bind(*given, **named)
+    except TypeError:
+        return False
+    return True
 
 
 def is_criterion(function: Callable[..., Any]) -> bool:
