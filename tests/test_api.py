@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pandas
-import polars
 import pytest
 import torch
 from torch import nn
@@ -84,6 +83,8 @@ def build_here(batch_size: int, width: int = 8) -> tuple[nn.Module, list[torch.T
 
 
 def test_tables_have_a_column_per_end_of_an_interval_and_units(played: sl.Run) -> None:
+    import polars  # it starts threads, which workers would be forked without
+
     frame = played.table("scaling").to_pandas()
     assert list(frame["run"])[-1] == "ddp × 4"
     row = frame.iloc[-1]
