@@ -107,6 +107,27 @@ def test_a_process_that_the_script_forks_is_not_the_rank(tmp_path: Path, launche
     assert [one.step for one in result.samples if one.rank == 1] == list(range(13))
 
 
+def test_ranks_with_different_numbers_of_batches_inside_join_are_named(tmp_path: Path, launcher: LocalLauncher) -> None:
+    text = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with model.join():
+    for _ in range(100 if dist.get_rank() == 0 else 6):
+        loss = model(torch.randn(4, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+    result = launch(launcher, make_script_trial(write_script(tmp_path, text)), tmp_path / "trial")
+    assert (result.status, result.cause) == (Status.INVALID, Cause.UNUSABLE)
+    assert result.reason.startswith("inside DDP's join() rank 0 took all 13 planned steps and another rank fewer")
+
+
 def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, launcher: LocalLauncher) -> None:
     text = write_script(tmp_path).read_text().replace("range(100)", "range(1)").replace("512", "24")
     (tmp_path / "train.py").write_text(text)
@@ -158,6 +179,18 @@ def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path,
         " calls the samples of a batch; pass it there"
     )
     assert {sample.kind for sample in result.samples} <= {StepKind.SETTLE, StepKind.CLEAN}  # the lead-in
+
+
+@pytest.mark.parametrize("call", ["", ", init_method=f'tcp://127.0.0.1:{own}', rank=rank, world_size=2"])
+def test_a_script_may_look_for_a_port_of_its_own(call: str, tmp_path: Path, launcher: LocalLauncher) -> None:
+    own = (
+        "import os, socket\nwith socket.socket() as free:\n    free.bind(('127.0.0.1', 0))\n"
+        "    own, rank = str(free.getsockname()[1]), int(os.environ['RANK'])\n"
+    )
+    own += "" if call else "os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = '127.0.0.1', own\n"
+    text = own + DDP_SCRIPT.lstrip().replace('init_process_group("gloo"', f'init_process_group("gloo"{call}')
+    result = launch(launcher, make_script_trial(write_script(tmp_path, text)), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
 
 
 def test_a_module_runs_like_python_m(tmp_path: Path, launcher: LocalLauncher) -> None:

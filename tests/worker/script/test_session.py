@@ -35,7 +35,7 @@ from scalelab.worker.script.instrumented import count_messages, count_sharing
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
-from scalelab.worker.script.watch import mark_inputs
+from scalelab.worker.script.watch import TrainingWatch, mark_inputs
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -578,6 +578,20 @@ def test_passes_inside_an_optimizer_s_closure_have_phases_of_their_own(tmp_path:
     phases = [one for one in kept if one.kind is StepKind.PHASES]
     assert len(phases) == 2
     assert all(one.forward_seconds and one.backward_seconds and one.optimizer_seconds for one in phases)
+
+
+def test_optimizers_that_step_inside_backward_leave_the_rest_to_backward() -> None:
+    model, said, num_passes = make_model(), list[str](), list[int]()
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+    with TrainingWatch(lambda facts: num_passes.append(facts.num_passes), num_passes.clear) as watched:
+        for _ in range(3):
+            said.clear()
+            watched.on_phase = said.append
+            model(torch.ones(4, 8)).sum().backward()
+    assert said == ["backward", *["optimizer", "backward"] * 4, "other"]
+    assert num_passes[1:] == [1, 1], "four optimizers make one step, once they are known"
 
 
 def test_ranks_of_a_tensor_parallel_model_share_samples() -> None:

@@ -133,6 +133,11 @@ def find_replicated(trained: Sequence[nn.Module]) -> nn.Module | None:
     return found[0] if len(found) == 1 else None
 
 
+def is_joining(trained: Sequence[nn.Module]) -> bool:
+    """Whether DDP's `join()` lets ranks take different numbers of steps."""
+    return any(one._join_config.enable for one in find_replicas(trained))
+
+
 def is_all_replicated(trained: Sequence[nn.Module]) -> bool:
     """Whether DDP, and nothing else, averages every gradient of the trained modules."""
     inside = {id(parameter) for one in find_replicas(trained) for parameter in one.parameters()}

@@ -109,6 +109,14 @@ def describe_early_end(session: ScriptSession, log: Path) -> str:
     return f"the script ended without a step ({describe_seen(session)}): {advice}"
 
 
+def describe_uneven(session: ScriptSession) -> str:
+    """Ranks inside DDP's join(), of which this one has more to do: the others only answer its all-reduces by now."""
+    return (
+        f"inside DDP's join() rank {os.environ['RANK']} took all {session.num_planned} planned steps and another rank"
+        " fewer, because it has fewer batches: give every rank as many, or lower --steps"
+    )
+
+
 def advise_step_end(watch: TrainingWatch) -> str:
     """What to pass where no step was seen, by what was seen instead."""
     if watch.uses_function:

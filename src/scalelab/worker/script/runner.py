@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.util
+import itertools
 import logging
 import multiprocessing
 import os
@@ -26,7 +28,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch.multiprocessing
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from scalelab.errors import UsageError
 from scalelab.launch.agreement import Assignment, copied_directory, log_file, samples_file, trace_file
@@ -35,13 +37,14 @@ from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
 from scalelab.units import format_count
 from scalelab.worker.failure import describe
-from scalelab.worker.script.instrumented import name_strategy
+from scalelab.worker.script.instrumented import is_joining, name_strategy
 from scalelab.worker.script.observers import choose_observer
 from scalelab.worker.script.prelude import execute_script, make_variables, move_to_copy
 from scalelab.worker.script.refusal import (
     count_steps,
     describe_early_end,
     describe_exit,
+    describe_uneven,
     describe_wait,
     find_hint,
     is_usage_error,
@@ -50,6 +53,7 @@ from scalelab.worker.script.session import MakeObserver, SampleFile, ScriptEnded
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
 STEP_NAME = "__scalelab_step__"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
@@ -200,7 +204,7 @@ def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None
             count = f"{nprocs} processes, the trial has {format_count(num_local_ranks, 'rank')} on this node"
             raise UsageError(f"the script spawns {count}: pass {{ranks}} where it takes that number")
         for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
-            del os.environ[name]  # the script names a port of its own, where rank 0 has to serve the store
+            del os.environ[name]
         fn(local_rank, *args)
         return SimpleNamespace(join=lambda *_, **__: True)
 
@@ -208,6 +212,31 @@ def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None
     with contextlib.ExitStack() as stack:
         for place in places:
             stack.enter_context(replaced(place, "start_processes", lambda _: take_part))
+        yield
+
+
+@contextlib.contextmanager
+def meeting_at(address: str, port: int) -> Iterator[None]:
+    """Let the script's process groups meet at our store, whatever address it names: a free port differs by rank."""
+    numbers = itertools.count()
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def create(host: str, its_port: int, *args: Any, **kwargs: Any) -> Any:
+            if its_port == port and AGENT_STORE in os.environ:
+                return original(host, its_port, *args, **kwargs)
+            before = os.environ.get(AGENT_STORE)
+            os.environ[AGENT_STORE] = "True"
+            try:
+                store = original(address, port, *args, **kwargs)
+            finally:
+                os.environ.pop(AGENT_STORE)
+                os.environ.update({AGENT_STORE: before} if before is not None else {})
+            return PrefixStore(f"scalelab/own/{next(numbers)}", store)
+
+        return create
+
+    with replaced(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", wrap):
         yield
 
 
@@ -244,10 +273,12 @@ def measure_script(
         try:
             with (
                 taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),
+                meeting_at(assignment.address, assignment.port),
                 giving_up(session, find_patience(trial.timeout_seconds)),
             ):
                 run_script(script, session, log_file(directory, rank))
-            wait_for_all(store, trial.num_ranks)
+            if not wait_for_all(store, trial.num_ranks) and is_joining(session.watch.trained):
+                raise ScriptFinished(describe_uneven(session))
         finally:
             leave_script()
     return replace(session.report, script=describe_script(session), num_parameters=count_parameters(session))
@@ -278,12 +309,15 @@ def open_store(trial: Trial, assignment: Assignment) -> TCPStore:
     )
 
 
-def wait_for_all(store: TCPStore, num_ranks: int) -> None:
+def wait_for_all(store: TCPStore, num_ranks: int) -> bool:
     """Stay until every rank has taken its last step: a socket that closes earlier looks like a lost rank."""
     if store.add("scalelab/ended", 1) == num_ranks:
         store.set("scalelab/all", "1")
-    with contextlib.suppress(RuntimeError):  # another rank failed, and has said so
+    try:
         store.wait(["scalelab/all"], timedelta(seconds=LEAVE_SECONDS))
+    except RuntimeError:  # another rank failed, and has said so
+        return False
+    return True
 
 
 def describe_script(session: ScriptSession) -> ScriptReport:

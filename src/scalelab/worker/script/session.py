@@ -33,6 +33,7 @@ from scalelab.worker.script.instrumented import (
     count_sharing,
     find_replicas,
     is_all_replicated,
+    is_joining,
     renew_reducer,
     without_all_reduce,
 )
@@ -362,7 +363,7 @@ class ScriptSession:
         if not is_all_replicated(trained):
             self.obstacle = "the gradient all-reduce can be left out only where DDP averages all gradients"
             return False
-        if any(one._join_config.enable for one in find_replicas(trained)):
+        if is_joining(trained):
             self.obstacle = "inside DDP's join() ranks may take different numbers of steps"
             return False
         if not all(map(can_renew_reducer, self._list_noting())):

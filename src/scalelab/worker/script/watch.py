@@ -171,7 +171,7 @@ class TrainingWatch:
 
     def _end_call(self, optimizer: Optimizer) -> None:
         self.leave_quick()
-        self._say("other")
+        self._say("other" if torch._C._current_graph_task_id() == -1 else "backward")  # one that steps inside backward
         number = self.optimizers.get(optimizer)
         if number is None:
             number = self.optimizers[optimizer] = next(self._numbers)
