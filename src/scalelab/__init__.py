@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from scalelab.studies.batch_scaling import BatchScaling
     from scalelab.studies.batch_size import BatchSize
     from scalelab.studies.collectives.study import Collectives
-    from scalelab.studies.comm_volume import CommVolume
+    from scalelab.studies.comm_volume.study import CommVolume
     from scalelab.studies.compile import Compile
-    from scalelab.studies.delay import Delay
+    from scalelab.studies.delay.study import Delay
     from scalelab.studies.dimensions import Dimensions
     from scalelab.studies.dtypes import Dtypes
     from scalelab.studies.io_formats.study import IoFormats
@@ -122,10 +122,10 @@ _HOMES = {
     "BatchSize": "scalelab.studies.batch_size",
     "Caution": "scalelab.report.findings",
     "Collectives": "scalelab.studies.collectives.study",
-    "CommVolume": "scalelab.studies.comm_volume",
+    "CommVolume": "scalelab.studies.comm_volume.study",
     "Compile": "scalelab.studies.compile",
     "DataTable": "scalelab.report.results",
-    "Delay": "scalelab.studies.delay",
+    "Delay": "scalelab.studies.delay.study",
     "Dimensions": "scalelab.studies.dimensions",
     "Document": "scalelab.report.document",
     "Dtypes": "scalelab.studies.dtypes",

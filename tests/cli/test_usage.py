@@ -13,7 +13,7 @@ from scalelab.cli.app import main
 from scalelab.cli.flags import rename_flags
 from scalelab.cli.study_flags import find_flag_value, parse_study, translate_batch
 from scalelab.studies.catalogue import STUDIES
-from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.straggler import Straggler

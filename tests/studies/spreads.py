@@ -12,7 +12,7 @@ from scalelab.records.observations import DeviceLoad, Message, MessageBasis, Ran
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
-from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.strategies.study import Strategies

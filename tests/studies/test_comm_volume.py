@@ -13,7 +13,7 @@ from scalelab.records.observations import Message, MessageBasis, RankReport, Scr
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
-from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.script import ScriptSource

@@ -14,7 +14,7 @@ from scalelab.records.trial import Status, Trial
 from scalelab.report.document import Cell, Document
 from scalelab.report.findings import MAIN, select
 from scalelab.runs.experiment import run_study
-from scalelab.studies.delay import Delay
+from scalelab.studies.delay.study import Delay
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from tests.studies.answers import JOB, covers, find_caution, find_finding, find_row, set_machine

@@ -50,7 +50,7 @@ STUDIES: dict[str, StudyEntry] = {
         "Does communication or compute dominate, and does model size decide it?",
     ),
     "delay": StudyEntry(
-        "scalelab.studies.delay:Delay",
+        "scalelab.studies.delay.study:Delay",
         "Injected delay",
         "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?",
     ),
@@ -73,7 +73,7 @@ STUDIES: dict[str, StudyEntry] = {
         "Which layout (data, sharded, tensor, pipeline) is fastest, and what does each cost?",
     ),
     "comm-volume": StudyEntry(
-        "scalelab.studies.comm_volume:CommVolume",
+        "scalelab.studies.comm_volume.study:CommVolume",
         "Communication volume",
         "How many bytes do DDP and FSDP send in a step, and does theory agree?",
     ),

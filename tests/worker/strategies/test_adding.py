@@ -33,7 +33,7 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import StepShape
 from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES, load_study
-from scalelab.studies.comm_volume import CommVolume
+from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling

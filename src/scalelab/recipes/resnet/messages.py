@@ -25,7 +25,8 @@ from scalelab.recipes.resnet.epochs import make_job
 from scalelab.recipes.resnet.learning import SMALL_RATE
 from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Trial, TrialResult
-from scalelab.studies.comm_volume import BUFFERS, CommVolume
+from scalelab.studies.comm_volume.report import BUFFERS
+from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.units import format_share
 
 NORM_SEEDS = 5

@@ -22,7 +22,8 @@ from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import Answers, join
 from scalelab.studies.batch_scaling import DOUBLING
 from scalelab.studies.batch_size import SATURATION, STEP_COST
-from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, format_delay, name_label
+from scalelab.studies.delay.answer import format_delay, name_label
+from scalelab.studies.delay.report import ADDED, AMDAHL_OVERLAY
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.losses import find_first_difference, read_losses

@@ -39,7 +39,7 @@ from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.delay import Delay
+from scalelab.studies.delay.study import Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
 from scalelab.studies.scaling.answer import LINEARITY, LOSS

@@ -1,36 +1,21 @@
-"""Delay: what a fixed time in every step does to the speedup.
-
-A delay that every rank sits out is a serial part: more ranks do not shorten it. Amdahl's law predicts its effect,
-S_N(d) = (T₁ + d) / (T_N + d), and the study compares that with the measurement (`analysis/speedup.py`): once with
-the measured T_N, which asks only whether the delay adds up, and once with T_N = T₁ / N, which also assumes that
-everything else scales perfectly.
-"""
+"""Tables, charts and findings of injected delays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import compare_with_model, estimate_model, estimate_speedup, predict_speedup
-from scalelab.analysis.stats import estimate_difference, judge
-from scalelab.checks import check_at_least, read_flag
-from scalelab.errors import UsageError
-from scalelab.records.strategies import ParallelStrategy
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.analysis.stats import judge
 from scalelab.report import tables
-from scalelab.report.charts.column_charts import draw_lines, keep_charts
+from scalelab.report.charts.column_charts import draw_lines
 from scalelab.report.charts.plot import Axis
-from scalelab.report.document import Chart, Document, Section, Table
+from scalelab.report.document import Chart, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind, Known
+from scalelab.studies.delay.answer import DelayAnswer, Overlay, format_delay, name_label, name_row
 from scalelab.studies.scaling.answer import SPEEDUP
 from scalelab.studies.shared import sweep
-from scalelab.studies.shared.arms import Arm, describe_status, group_arms
-from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
-from scalelab.studies.shared.study import Study
-from scalelab.units import format_count, format_interval, format_known, format_quantity, parse_seconds
+from scalelab.studies.shared.arms import Arm, describe_status
+from scalelab.units import format_count, format_interval, format_known, format_quantity
 
 MOST_RANKS = 4
 """Numbers of ranks in one chart: each has a line and an expectation; the others are in the table."""
@@ -44,107 +29,6 @@ ADDED = FindingKind(
 
 MODEL_WORDS = {"unresolved": "the interval includes the law", "no difference": "as the law"}
 """What a sentence says of a verdict that is not about more or less."""
-
-
-def format_delay(seconds: float) -> str:
-    """A delay as a person would type it: it was given, not measured, and has no digits of its own."""
-    return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
-
-
-def name_label(strategy: str, num_ranks: int, delay_seconds: float) -> str:
-    """What tables call it."""
-    return f"{strategy} × {num_ranks}{f' + {format_delay(delay_seconds)}' if delay_seconds else ''}"
-
-
-def name_row(strategy: str, num_ranks: int, delay_seconds: float) -> str:
-    """The configuration's name, without a character that a directory could not have."""
-    return f"{strategy}-{num_ranks}{f'-{delay_seconds * 1e6:.0f}us' if delay_seconds else ''}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlay:
-    """A measured speedup beside what the law says of it."""
-
-    num_ranks: int
-    delay_seconds: float
-    measured: Estimate
-    calibrated: Estimate | None
-    """(T₁ + d) / (T_N + d)."""
-    ideal: Estimate | None
-    """(T₁ + d) / (T₁/N + d)."""
-    over_calibrated: Estimate | None
-    """Measured over the model's, round by round."""
-    over_ideal: Estimate | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DelayAnswer:
-    """The arms of the study by number of ranks and delay."""
-
-    arms: Mapping[str, Arm]
-    strategy: str
-    delays: tuple[float, ...]
-    ranks: tuple[int, ...]
-
-    def find(self, num_ranks: int, delay_seconds: float) -> Arm | None:
-        """The arm, if it was measured."""
-        arm = self.arms.get(name_row(self.strategy, num_ranks, delay_seconds))
-        return arm if arm is not None and arm.is_measured else None
-
-    def base_of(self, arm: Arm) -> Arm | None:
-        """One rank with the same delay."""
-        return self.find(1, arm.trial.perturbation.seconds)
-
-    def speedup(self, arm: Arm) -> Estimate | float | None:
-        return sweep.measure_speedup(arm, self.base_of(arm))
-
-    def efficiency(self, arm: Arm) -> Estimate | float | None:
-        return sweep.divide_by_ranks(self.speedup(arm), arm)
-
-    def added(self, arm: Arm) -> Estimate | None:
-        """By how much a step is longer than without the delay."""
-        undelayed = self.find(arm.trial.num_ranks, 0.0)
-        if undelayed is None or not arm.trial.perturbation.seconds:
-            return None
-        return estimate_difference(arm.clean, undelayed.clean)
-
-    def overlays(self) -> Iterator[Overlay]:
-        """Every delay on every number of ranks above one that has all that its model needs."""
-        for delay in self.delays:
-            for num_ranks in self.ranks:
-                found = self._overlay(num_ranks, delay) if num_ranks > 1 else None
-                if found is not None:
-                    yield found
-
-    def _overlay(self, num_ranks: int, delay: float) -> Overlay | None:
-        one, many = self.find(1, 0.0), self.find(num_ranks, 0.0)
-        delayed_one, delayed_many = self.find(1, delay), self.find(num_ranks, delay)
-        if delayed_one is None or delayed_many is None:
-            return None
-        measured = [delayed_one.clean, delayed_many.clean]
-        ideal = one and [one.clean]
-        both = one and many and delay and [one.clean, many.clean]
-
-        def predict_ideal(times: Sequence[float]) -> float:
-            return predict_speedup(times[0], times[0] / num_ranks, delay)
-
-        def predict_calibrated(times: Sequence[float]) -> float:
-            return predict_speedup(times[0], times[1], delay)
-
-        return Overlay(
-            num_ranks=num_ranks,
-            delay_seconds=delay,
-            measured=estimate_speedup(delayed_one.clean, delayed_many.clean),
-            calibrated=estimate_model(both, predict_calibrated) if both else None,
-            ideal=Estimate(value=num_ranks) if not delay else estimate_model(ideal, predict_ideal) if ideal else None,
-            over_calibrated=compare_with_model(measured, divide, both, predict_calibrated) if both else None,
-            over_ideal=compare_with_model(measured, divide, ideal, predict_ideal) if ideal else None,
-        )
-
-
-def divide(times: Sequence[float]) -> float:
-    """The measured speedup of one round: one rank's step over that of many."""
-    return times[0] / times[1]
 
 
 def make_delay_table(answer: DelayAnswer) -> Table:
@@ -321,84 +205,3 @@ def draw_speedups(answer: DelayAnswer) -> Chart | None:
         "Bars are 95 % confidence intervals. Amdahl's law has the delay as serial part, with the step measured without"
         " delay or with 1/N of one rank's.",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delay(Study):
-    """Measure every delay on every number of ranks; --delay-phase says where in the step."""
-
-    name: ClassVar[str] = "delay"
-    title: ClassVar[str] = "Injected delay"
-    question: ClassVar[str] = "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?"
-    takes_script: ClassVar[bool] = True
-
-    delays: tuple[str, ...] = ("0ms", "10ms")
-    """Delays in every step of every rank; no delay is always measured."""
-    ranks: tuple[int, ...] = (1, 2)
-    """World sizes to measure; one rank is always measured."""
-    global_batch: int = 64
-    """Samples per step, over all ranks."""
-    strategy: ParallelStrategy = "ddp"
-    """How training is distributed."""
-    job: Job = field(default_factory=Job)
-    sampling: Sampling = field(default_factory=lambda: Sampling(comm_free_steps=0))
-
-    def __post_init__(self) -> None:
-        check_at_least("global_batch", self.global_batch, 1)
-        check_ranks(self.ranks, self.global_batch)
-        seconds = [read_flag("delays", text, parse_seconds) for text in self.delays]
-        if not seconds or len(set(seconds)) < len(seconds):
-            raise UsageError(f"--delays {' '.join(self.delays)} needs at least one time, each once")
-        told = self.job.perturbation
-        if told.seconds:
-            raise UsageError(f"--delay {told.delay} is not used here: use --delays 0ms {told.delay}")
-        if told.delay_rank is not None:
-            raise UsageError(
-                f"--delay-rank {told.delay_rank} would delay one rank only: leave it out, or use scalelab run straggler"
-            )
-
-    @property
-    def _strategy(self) -> str:
-        return self.job.name_strategy(self.strategy)
-
-    @property
-    def delay_seconds(self) -> tuple[float, ...]:
-        return tuple(sorted({0.0, *(parse_seconds(text) for text in self.delays)}))
-
-    @property
-    def all_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({1, *self.ranks}))
-
-    def plan(self) -> list[Trial]:
-        return sweep.plan_sweep(self.job, self.sampling, list(self._configure()))
-
-    def _configure(self) -> Iterator[Configuration]:
-        for delay in self.delay_seconds:
-            perturbation = replace(self.job.perturbation, delay=f"{delay * 1e3:.6g}ms")
-            for num_ranks in self.all_ranks:
-                yield Configuration(
-                    name=name_row(self._strategy, num_ranks, delay),
-                    strategy=self._strategy,
-                    num_ranks=num_ranks,
-                    global_batch=self.global_batch,
-                    job=replace(self.job, perturbation=perturbation),
-                    label=name_label(self._strategy, num_ranks, delay),
-                )
-
-    def conclude(self, results: Sequence[TrialResult]) -> Document:
-        arms = group_arms(results, self.sampling.warmup)
-        answer = DelayAnswer(arms=arms, strategy=self._strategy, delays=self.delay_seconds, ranks=self.all_ranks)
-        phase = self.job.perturbation.delay_phase
-        words = (self._strategy, self.job.dtype, f"global batch {self.global_batch}", f"delays in {phase}")
-        sections = [Section(tables=(make_delay_table(answer),), charts=keep_charts(draw_steps(answer)))]
-        if (overlay := make_overlay_table(answer)) is not None:
-            charts = keep_charts(draw_speedups(answer))
-            sections.append(Section(heading="Against Amdahl's law", tables=(overlay,), charts=charts))
-        return Document(
-            title=self.title,
-            question=self.question,
-            setting=sweep.describe_measurement(self.job, self.sampling, arms.values(), *words),
-            sections=tuple(sections),
-            findings=tuple(find_findings(answer, phase)),
-            cautions=sweep.find_sweep_cautions(arms, answer.find(1, 0.0)),
-        )
