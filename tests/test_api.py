@@ -133,7 +133,7 @@ def test_a_report_has_the_format_of_its_suffix(played: sl.Run, tmp_path: Path) -
     assert json.loads(played.report(tmp_path / "x.json").read_text())["title"] == "Strong scaling"
     assert "<!doctype html>" in played.report(tmp_path / "x.html").read_text()
     assert played.charts[0].save(tmp_path / "c.svg").read_text().startswith("<svg")
-    with pytest.raises(sl.ScalelabError, match=r"use one of \.html, \.pdf"):
+    with pytest.raises(sl.ScalelabError, match=r"must be one of \.html, \.pdf"):
         played.report(tmp_path / "x.docx")
 
 

@@ -92,6 +92,7 @@ other data, test with training accuracy, bandwidths that were never published. A
 are points."""
 CHECKS = "'Checks of the published numbers' (row, holds, check)"
 PLANNED = ("'' (tensor", "'The whole training'", "'Where the step of the fastest goes'", "'Beside the linear rule'")
+PREDICTED = ("'' (ranks", "'Where a step goes' (ranks")
 CORRECTED = {
     "reproducibility": ("'Ways to time a step' (way, step_seconds, against_last, reach): row 4, reach",),
     "reproduce-gpt2": (
@@ -112,13 +113,14 @@ CORRECTED = {
     "plan-model": PLANNED,
     "plan-sweep": (*PLANNED, "'More and fewer devices'", "'What cannot be' (layout, reason): row 7 is lost"),
     "predict-table": ("'small' (ranks", "'large' (ranks"),
+    **dict.fromkeys(("predict-collectives", "predict-fsdp", "predict-link", "predict-nodes"), PREDICTED),
     "trace-device": ("'Every step'", "'Idle streams'"),
     "trace-device-steps": ("'Every step'", "'Every rank, step 1, 2'", "'Idle streams'"),
 }
 """Cells that were wrong (what recipes say was published, or of another base), charts of losses on random data that said
 nothing, years that have a table of their own, and tables of devices (steps cut by marks, gaps by 30 ns), by name: the
-changelog names what is right. Plans and extrapolated tables are no measurements: their model changed, and
-`benchmarks/plan.py` and `benchmarks/predict_tables.py` score it."""
+changelog names what is right. Plans, extrapolated tables and predictions of gloo are no measurements: their model
+changed, and `benchmarks/plan.py`, `predict_tables.py` and `predict_rig.py` score it."""
 
 
 def unpack(name: str, directory: Path) -> Path:
