@@ -221,6 +221,10 @@ def make_reading_table(answer: BatchAnswer, reading: Reading) -> Table:
         speedup = answer.speedup(batch, reading)
         return speedup.map(lambda ratio: ratio / study.ranks) if speedup else None
 
+    def is_shown(batch: int) -> bool:
+        """Whether this run has it: an older one may lack batches that were added since."""
+        return answer.plain(batch) is not None or find_spread(batch) is not None
+
     def name_batch(batch: int) -> int:
         return batch
 
@@ -228,8 +232,10 @@ def make_reading_table(answer: BatchAnswer, reading: Reading) -> Table:
         return show_step(find_spread(batch))
 
     same = "the same batch" if reading == "global" else "the batch of one rank"
+    others = (arm.trial.global_batch for arm in answer.measured) if reading == "global" else ()
+    batches = sorted({*study.batches, *others})
     return make_table(
-        study.batches,
+        [batch for batch in batches if is_shown(batch)] or study.batches,
         count_column("batch", "batch", name_batch),
         seconds_column("plain_seconds", "plain loop", lambda batch: show_step(answer.plain(batch))),
         seconds_column("step_seconds", f"{study.strategy} × {study.ranks}", show_spread),
@@ -252,11 +258,11 @@ def show_step(arm: Arm | None) -> Cell:
 
 def draw_gain(table: Table, study: BatchScaling, reading: Reading) -> tuple[Chart, ...]:
     """The speedup by batch, beside that of perfect scaling."""
+    known = (row[0].value for row in table.rows if row[-1].value is not None)
+    batches = tuple(float(batch) for batch in known if isinstance(batch, int | float)) or (float(study.batches[0]),)
     ideal: list[Row] = [
-        {"batch": batch, "value": float(study.ranks), "series": "ideal"}
-        for batch in (study.batches[0], study.batches[-1])
+        {"batch": batch, "value": float(study.ranks), "series": "ideal"} for batch in (batches[0], batches[-1])
     ]
-    batches = tuple(map(float, study.batches))
     chart = draw_lines(
         table,
         Axis(field="batch", title="batch", quantity="count", is_log=True, ticks=batches),
@@ -306,7 +312,10 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
         gain = estimate_ratio(by_batch[batch].clean, by_batch[2 * batch].clean).map(lambda ratio: 2 * ratio)
         if gain.value < LARGE_GAIN:
             factor = format_known("ratio", gain)
-            text = f"Throughput saturates at global batch {batch}: doubling it gives only {factor} times as much."
+            text = (
+                f"Throughput saturates at global batch {batch}: doubling it gives only {factor} times as much, less"
+                f" than {LARGE_GAIN:g} times."
+            )
             yield DOUBLING("", text, global_batch=batch, gain=gain)
             return
     if doubled:
@@ -314,7 +323,7 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
         gain = estimate_ratio(by_batch[last].clean, by_batch[2 * last].clean).map(lambda ratio: 2 * ratio)
         text = (
             f"Throughput has not saturated at global batch {2 * last}: doubling {last} to {2 * last} still gives"
-            f" {format_times(gain)} as much."
+            f" {format_times(gain)} as much (launch by launch), not less than {LARGE_GAIN:g} times."
         )
         yield DOUBLING("", text, global_batch=None, gain=gain)
 

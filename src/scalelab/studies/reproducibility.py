@@ -360,14 +360,16 @@ def describe_warmup(repeats: Repeats) -> Finding:
     else:
         enough = "too few" if found.num_steps > repeats.dropped else "enough"
         verdict = f"the warm-up is {format_count(found.num_steps, 'step')}, so dropping {repeats.dropped} is {enough}"
-    text = f"{which} {format_interval('ratio', repeats.first_ratio)} times as long as the rest{alone}; {verdict}."
+    times = format_interval("ratio", repeats.first_ratio)
+    text = f"{which} {times} times as long as the rest by medians{alone}; {verdict}."
     return WARMUP("", text, ratio=repeats.first_ratio, found=found.num_steps, dropped=repeats.dropped)
 
 
 def describe_mean(repeats: Repeats) -> Finding:
     error = repeats.mean_ratio.map(lambda ratio: ratio - 1)
     more, size = ("longer", error) if error.value >= 0 else ("shorter", error.map(lambda ratio: -ratio))
-    text = f"A mean that includes the first steps is {format_quantity('share', size)} {more} than one without them."
+    than = f"{more} than without the first {repeats.dropped}"
+    text = f"The mean of all {min(map(len, repeats.launches))} steps is {format_quantity('share', size)} {than}."
     if not is_known(error):
         text = "What the first steps do to a mean over all steps is unknown: the interval includes 0."
     return MEAN_ERROR("", text, error=error)
@@ -380,7 +382,7 @@ def describe_precision(repeats: Repeats) -> Iterator[Finding]:
     widths = ten.half_width / ten.value, ours.half_width / ours.value
     text = (
         f"A mean of {TEN} settled steps of one launch is good to ± {format_share(widths[0])}, the median of"
-        f" {len(repeats.launches)} launches to ± {format_share(widths[1])}."
+        f" {len(repeats.launches)} launches to ± {format_share(widths[1])} with their outliers."
     )
     yield PRECISION("", text, ten=widths[0], launches=widths[1])
 
@@ -393,5 +395,5 @@ def describe_spread(repeats: Repeats) -> Finding:
         expected, least, most = (UNKNOWN if n is None else str(n) for n in repeats.count_launches(precision))
         spread = f"{least} or more" if most == UNKNOWN else f"{least} to {most}"
         needs.append(f"± {format_share(precision)} takes {expected} launches ({spread})")
-    spread = format_interval("share", repeats.spread)
-    return SPREAD("", f"Launches differ by {spread} (standard deviation): {', '.join(needs)}.", spread=repeats.spread)
+    differ = f"But for outliers, launches differ by {format_interval('share', repeats.spread)} (standard deviation)"
+    return SPREAD("", f"{differ}: {', '.join(needs)}.", spread=repeats.spread)

@@ -372,7 +372,7 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
         is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
         over = f"{last.label} is {'slower' if is_sure else 'faster'} than {answer.strategy} × 1"
         slower = over if is_sure else f"Unresolved whether {over}"
-        yield kind("", f"{slower}: {law}'s law does not apply.", serial_fraction=serial)
+        yield kind("", f"{slower}: no serial fraction up to 1 gives that ({law}'s law).", serial_fraction=serial)
         return
     point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None
     flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {format_known('share', point)})" if point else ""
@@ -394,7 +394,7 @@ def _describe_overhead(answer: ScalingAnswer) -> Iterator[Finding]:
     if answer.plain is None or answer.one_rank is None:
         return
     ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
-    verdict, label = judge(ratio), answer.one_rank.label
-    factor = format_interval("ratio", ratio)
-    text = f"{answer.strategy} overhead at world size 1: {factor} times the step of the plain loop, {verdict}."
+    verdict, label, factor = judge(ratio), answer.one_rank.label, format_interval("ratio", ratio)
+    noise = " though it does no less: that is the machine, not the strategy" if verdict is Verdict.FASTER else ""
+    text = f"{answer.strategy} overhead at world size 1: {factor} times the step of the plain loop, {verdict}{noise}."
     yield OVERHEAD(label, text, ratio=ratio, verdict=str(verdict))

@@ -148,30 +148,45 @@ SLIVER = 0.002
 """A part that is shorter than this part of the longest is less than a pixel."""
 
 
-def plot_rank_parts(arm: Arm) -> Chart | None:
-    """Every rank's step; None if its parts cannot be separated."""
-    found = break_arm(arm)
-    if not found:
-        return None
+SLEEP = "injected sleep"
+
+
+def plot_rank_parts(*arms: Arm) -> Chart | None:
+    """Every rank's step, those of several arms on one axis; None if no arm's parts can be separated."""
+    found = {arm.label: (arm, ranks) for arm in arms if (ranks := break_arm(arm))}
     rows: list[dict[str, Any]] = []
-    for parts in found[:MOST_RANKS]:
-        place = {"bar": f"rank {parts.rank}", "key": arm.label}
-        rows += [
-            place | {"series": HEADERS.get(part, part), "seconds": parts.parts[part]}
-            for part in ORDER
-            if part in parts.parts
-        ]
-        rows.append(place | {"series": "rest", "seconds": parts.rest})
-    drawn, slivers = drop_slivers(rows)
-    said = ["The parts of a clean step; a negative rest extends to the left."]
-    if len(found) > MOST_RANKS:
-        said.append(count_rest(len(found) - MOST_RANKS, "rank", "in the table only"))
+    for label, (arm, by_rank) in found.items():
+        for parts in by_rank[:MOST_RANKS]:
+            bar = f"rank {parts.rank}" if len(found) == 1 else f"{label}, rank {parts.rank}"
+            rows += [{"bar": bar, "key": label} | part for part in list_parts(arm, parts)]
+    if not rows:
+        return None
+    drawn, slivers = drop_slivers([row for row in rows if row["seconds"].value >= 0])
+    said = ["The parts of a clean step, timed in steps of their own: they may add up to a little more than the step."]
+    hidden = max(len(by_rank) for _, by_rank in found.values()) - MOST_RANKS
+    if hidden > 0:
+        said.append(count_rest(hidden, "rank", "in the table only"))
+    only = next(iter(found))
     return plot_parts(
-        title=f"A step of {arm.label}, rank by rank",
+        title=f"A step of {only}, rank by rank" if len(found) == 1 else "A step, rank by rank",
         rows=drawn,
         name="",
         caption=join_words(*said, slivers, "Intervals are in the table."),
     )
+
+
+def list_parts(arm: Arm, parts: RankBreakdown) -> Iterator[dict[str, Any]]:
+    """The parts of a rank's step, a sleep that was injected into its compute apart from it."""
+    told = arm.trial.perturbation
+    is_asleep = told.seconds and told.delay_phase != "input" and told.delay_rank in (None, parts.rank)
+    for part in (part for part in ORDER if part in parts.parts):
+        seconds = parts.parts[part]
+        if part == "compute" and is_asleep and seconds.value >= told.seconds:
+            yield {"series": part, "seconds": seconds.map(lambda whole: whole - told.seconds)}
+            yield {"series": SLEEP, "seconds": Estimate(value=told.seconds)}
+        else:
+            yield {"series": HEADERS.get(part, part), "seconds": seconds}
+    yield {"series": "rest", "seconds": parts.rest}
 
 
 def drop_slivers(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
