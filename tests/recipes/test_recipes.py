@@ -327,28 +327,36 @@ ANSWERS = {
     "S1.warmup": (r"Steps 0 to 4 take 1\.\d+ .* times as long as the rest", r"dropping 5 is enough", r"autotuning"),
     "S1.randomness": (r"bit-equal losses in all 30 steps of 20 launches", r"same work"),
     "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d+ ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
-    "S2.drop": (r"^ At 2 ranks, from 100 % to 8[78]",),
+    "S2.drop": (r"^ At 2 ranks already, from 100 % to 8[78]",),
     "S2.quantitative": (
         r"= 37\.\d ms \(1/2 of the plain loop\) \+ 4\.\d ms of exposed communication",
         r"fraction 1[345]",
+        r"Every rank computes with 1 thread, the plain loop too: 2 ranks have 2 times its cores",
     ),
     "S3.efficient": (r"2 ranks: 1\.7\d+ ± \S+ for mlp 1024×3, 1\.7\d+ ± \S+ for mlp 128×2",),
     "S3.differ": (
         r"6·P·B operations and all-reduces 4·P bytes",
         r"GFLOP/s \(mlp 128×2\)",
         r"share of the step: 9\.\d+ %",
+        r"a byte costs more in the small model, so most of its communication is latency",
     ),
-    "S3.bottleneck": (r"over computing is 0\.1\d .* the threshold is [34] .* samples per rank", r"up to 10 ranks"),
+    "S3.bottleneck": (
+        r"over computing is 0\.1\d .* the threshold is [34] .* samples per rank",
+        r"up to 10 \(\d+ to \d+\) ranks",
+    ),
     "S4.device_0": (r"6\.30 MB pass through it in a step on 2 devices", r"updates alone"),
     "S4.architecture": (r"2·M·\(N − 1\)/N bytes, 3\.15 MB here and never more than 6\.30 MB", r"grow with the devices"),
-    "S4.acceptable": (r"notebooks, debugging, inference", r"DP's step over DDP's, (0\.99|1\.00)"),
+    "S4.acceptable": (
+        r"notebooks, debugging, inference",
+        r"DP's step over DDP's, (0\.99|1\.00).*: here DP is acceptable",
+    ),
     "S5A.scaling": (
         r"^ It moves the speedup toward 1, here downwards: 40 ms of delay multiply it by 0\.79",
         r"1\.7\d+ ± \S+ at 0 ms, 1\.6\d+ ± \S+ at 10 ms",
         r"1\.[34]\d+ ± \S+ at 40 ms",
     ),
     "S5A.linearly": (r"non-linearly: fast at first", r"\(T₁ \+ d\)/\(T_N \+ d\)", r"predicts 1\.6\d+ ± \S+ at 10 ms"),
-    "S5A.amdahl": (r"f = d/\(T₁ \+ d\) = 35 %", r"1/f = 2\.9 times", r"predicts 1\.6\d"),
+    "S5A.amdahl": (r"f = d/\(T₁ \+ d\) = 3[45]\.?\d* ± \S+ %", r"1/f = 2\.9 times", r"predicts 1\.6\d"),
     "S5B.improve": (
         r"^ Yes\. ",
         r"1\.6\d+ ± \S+ at global batch 32",
@@ -358,9 +366,14 @@ ANSWERS = {
     "S5B.saturate": (
         r"saturates at global batch 256: doubling it gives only 1\.0\d",
         r"b/\(F \+ c·b\)",
+        r"less than 1\.05 times only where c·b is over 9\.5 F",
         r"Fixed cost",
     ),
-    "S5C.training_time": (r"from 4[12]\.\d+ ± \S+ ms to 6[12]\.\d+ ± \S+ ms per step, 1\.4\d+", r"sleeps 20 ms"),
+    "S5C.training_time": (
+        r"from 4[12]\.\d+ ± \S+ ms to 6[12]\.\d+ ± \S+ ms per step, 1\.4\d+",
+        r"sleeps 20 ms",
+        r"consistent with 20 ms|longer, (more|less) than it sleeps",
+    ),
     "S5C.synchronization": (r"ends when the last rank has brought its gradients", r"Losses are bit-equal"),
     "R1.grows": (
         r"Throughput grows: 1\.7\d ± \S+ times the images/s from batch 8 to 32",
@@ -427,11 +440,14 @@ def test_epochs_are_timed_as_a_whole(documents: dict[str, Document]) -> None:
     assert str(epochs.rows[0][-2].value) == "269–341", "512 samples in 1.9 and in 1.5 s"
 
 
-def test_the_delayed_step_is_drawn_first(documents: dict[str, Document]) -> None:
-    charts = find_section(documents["scaling"], "S5C").charts
-    assert [chart.title for chart in charts] == [
-        f"A step of {label}, rank by rank" for label in ("delayed", "no delay")
-    ]
+def test_both_steps_are_drawn_on_one_axis_and_the_sleep_apart_from_compute(documents: dict[str, Document]) -> None:
+    (chart,) = find_section(documents["scaling"], "S5C").charts
+    assert chart.title == "A step, rank by rank"
+    drawn = {(row["bar"], row["series"]) for row in chart.spec["layer"][0]["data"]["values"]}
+    assert {bar for bar, _ in drawn} == {
+        f"{label}, rank {rank}" for label in ("no delay", "delayed") for rank in (0, 1)
+    }
+    assert [bar for bar, series in drawn if series == "injected sleep"] == ["delayed, rank 0"]
 
 
 def test_gpt2_trains_on_a_text(documents: dict[str, Document]) -> None:
@@ -464,7 +480,10 @@ def test_every_row_says_what_was_run(documents: dict[str, Document], name: str) 
     assert read == [f"Setting: as in {row}, whose runs it reads" for row in rows]
     settings = [words for words in said if words not in read]
     assert len(settings) >= 2
-    assert all(re.search(r"global batch .* ranks? · .* steps × \d+ (launch|seed)", words) for words in settings)
+    assert all(
+        re.search(r"global batch .* ranks? · \d+ threads? per rank · .* steps × \d+ (launch|seed)", words)
+        for words in settings
+    )
 
 
 def test_bandwidth_is_told_by_the_published_method_and_corrected(

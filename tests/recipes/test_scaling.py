@@ -11,8 +11,8 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
 from scalelab.recipes.scaling.challenge import describe_curve
-from scalelab.recipes.scaling.questions import judge_sizes
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
+from scalelab.recipes.scaling.sizes import judge_sizes
 from scalelab.studies.shared.arms import Arm
 from scalelab.workloads.options import MlpOptions
 
@@ -72,6 +72,12 @@ def test_the_model_that_gains_more_is_named_for_every_number_of_ranks(
     gains: dict[int, tuple[float, float]], words: str
 ) -> None:
     assert judge_sizes({ranks: around(*gain) for ranks, gain in gains.items()}) == words
+
+
+def test_what_only_ranks_that_share_cores_show_is_said_to_be_theirs() -> None:
+    gains: dict[int, Estimate | None] = {2: around(1.2, 0.3), 4: around(1.5, 0.1)}
+    assert "clear only on 4 ranks, which share cores; not resolved on 2 ranks" in judge_sizes(gains, [4])
+    assert "share cores" not in judge_sizes(gains | {2: around(1.5, 0.1)}, [4])
 
 
 def test_speedups_of_the_same_rounds_compare_where_their_intervals_overlap() -> None:

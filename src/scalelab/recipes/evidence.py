@@ -8,9 +8,8 @@ A published figure is text: it keeps the digits and the unit that it was printed
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Domain, Estimate
@@ -26,15 +25,10 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import Quantity, format_known, format_quantity, is_known
 from scalelab.workloads.catalogue import BUILT_IN, make_options
-from scalelab.workloads.options import TransformerOptions
 
 UNTOLD = "This run does not show it"
-RANDOM = "synthetic"
-"""The option of workloads for random data."""
 LEAST_TASKS = 3
 """Rows that measured one configuration, for its spread to be told."""
-MOST_VALUES = 4
-"""That a setting lists."""
 WITHOUT_UNIT: tuple[Quantity, ...] = ("ratio", "share")
 """Accuracies are of a dataset: in small it is another one than the published."""
 
@@ -355,43 +349,3 @@ def say_wide(quantity: Quantity, value: Estimate | float | None) -> str:
 
 def keep_tables(*tables: Table | None) -> tuple[Table, ...]:
     return tuple(table for table in tables if table is not None)
-
-
-def describe_trials(trials: Sequence[Trial]) -> str:
-    """Model and size, data, batch, ranks, dtype, injected delays."""
-    ranks = sorted({trial.num_ranks for trial in trials})
-    delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
-    built_in = [trial for trial in trials if trial.workload in BUILT_IN]
-    labels = list(dict.fromkeys(map(name_model, built_in)))
-    data = dict.fromkeys(map(name_data, built_in))
-    return " · ".join(
-        [
-            join_some(labels),
-            join_some(list(data)),
-            f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
-            f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",
-            join_some(list(dict.fromkeys(trial.dtype for trial in trials))),
-            *([f"delay {join_some([f'{delay:g}' for delay in delays])} ms"] if any(delays) else []),
-        ]
-    )
-
-
-def name_model(trial: Trial) -> str:
-    """Its label; of a transformer its layers too, which rows vary."""
-    options = make_options(trial.workload, trial.options)
-    if not isinstance(options, TransformerOptions):
-        return options.label
-    return f"{options.label} with {options.encoder_layers} + {options.decoder_layers} layers"
-
-
-def name_data(trial: Trial) -> str:
-    """`random data`, `cifar10`, or the name of a file of tokens."""
-    name = str(trial.options.get("data", RANDOM))
-    file = Path(str(trial.options.get("data_path") or "")).name
-    return "random data" if name == RANDOM else f"{name} of {file}" if file and name == "tokens" else name
-
-
-def join_some(values: Sequence[object]) -> str:
-    """All of a few values; of many, the first and the last."""
-    few = values if len(values) <= MOST_VALUES else (values[0], "…", values[-1])
-    return ", ".join(map(str, few))

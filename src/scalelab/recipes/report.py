@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
     compare_tasks,
-    describe_trials,
     divide_published,
     is_comparable,
-    join_some,
     print_published,
 )
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
-from scalelab.records.trial import Status, StepKind, TrialResult
+from scalelab.recipes.setting import describe_setting
+from scalelab.records.trial import Status, TrialResult
 from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
@@ -211,7 +210,7 @@ def make_section(one: Concluded) -> Section:
     answers = [str(question) for question in one.answer.questions]
     sentences = one.answer.sentences or tuple(quote_studies(named, is_crowded))
     rest = [sentence for sentence in sentences if not any(sentence in answer for answer in answers)]
-    lead = (*((why,) if why else ()), *describe_setting(one), *(answers or rest[:1]))
+    lead = (*((why,) if why else ()), *list_setting(one), *(answers or rest[:1]))
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
         paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
@@ -222,19 +221,12 @@ def make_section(one: Concluded) -> Section:
     )
 
 
-def describe_setting(one: Concluded) -> Iterator[str]:
-    """What was run: model and size, data, batch, ranks, dtype, steps × launches; of a row that reads another, which."""
+def list_setting(one: Concluded) -> Iterator[str]:
+    """What was run; of a row that reads another, which."""
     if one.is_shown_elsewhere:
         yield f"Setting: as in {one.row.reads}, whose runs it reads"
-        return
-    completed = [result for result in one.results if result.status is Status.COMPLETED]
-    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in completed]
-    trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
-    if trials:
-        steps = sorted({num_steps for num_steps, _ in counted} - {0})
-        rounds, seeds = max(trial.round for trial in trials), len({trial.seed for trial in trials})
-        times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
-        yield f"Setting: {describe_trials(trials)} · {join_some(steps)} steps × {times}"
+    elif said := describe_setting(one.outcomes):
+        yield f"Setting: {said}"
 
 
 def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:

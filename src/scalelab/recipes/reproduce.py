@@ -18,7 +18,7 @@ import tyro
 from scalelab.data.shards import find_shards, read_largest_token
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
-from scalelab.recipes.evidence import RepeatedTraining, describe_trials
+from scalelab.recipes.evidence import RepeatedTraining
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.parallelism.rows import PARALLELISM
@@ -37,6 +37,7 @@ from scalelab.recipes.report import (
 )
 from scalelab.recipes.resnet.rows import RESNET
 from scalelab.recipes.scaling.rows import SCALING
+from scalelab.recipes.setting import describe_trials
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import describe_trials
 from scalelab.recipes.polaris.jobs import say_verdict
 from scalelab.recipes.polaris.links import (
     compare_recorded,
@@ -17,6 +16,7 @@ from scalelab.recipes.polaris.links import (
 )
 from scalelab.recipes.polaris.rows import answer_memory
 from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.setting import describe_trials
 from scalelab.records.trial import StepKind, StepSample, TrialResult
 from tests.records import make_result
 

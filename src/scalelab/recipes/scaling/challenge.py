@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, estimate_ratio, judge, pair_medians
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -20,7 +21,7 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import Answers, join
-from scalelab.studies.batch_scaling import DOUBLING
+from scalelab.studies.batch_scaling import DOUBLING, LARGE_GAIN
 from scalelab.studies.batch_size import SATURATION, STEP_COST
 from scalelab.studies.delay.answer import format_delay, name_label
 from scalelab.studies.delay.report import ADDED, AMDAHL_OVERLAY
@@ -39,27 +40,37 @@ def answer_delay(outcome: Outcome | None) -> Answers:
         return {}
     speedups = {delay: divide_steps(arms[1, delay], arms[ranks, delay]) for delay in delays}
     curve = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in speedups.items())
-    one = arms[1, 0.0].step.value
     laws = {delay: predict_speedup(arms, ranks, delay) for delay in delays if delay}
     law = ", ".join(f"{say_wide('ratio', found)} at {1e3 * delay:g} ms" for delay, found in laws.items())
     longest = delays[-1]
-    serial = longest / (one + longest)
+    serial = arms[1, 0.0].step.map(lambda seconds: longest / (seconds + longest))
     return {
         "scaling": join(
-            f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}. All ranks sleep at once, so the"
-            " delay is added to a step on any number of ranks and divided among none.",
+            f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}{name_crowded(arms, longest)}. All"
+            " ranks sleep at once, so the delay is added to a step on any number of ranks and divided among none.",
             *quote_added(outcome, delays[1]),
         ),
         "linearly": f"{judge_curve(arms, ranks, delays)} The model speedup(d) = (T₁ + d)/(T_N + d), a hyperbola from"
-        f" T₁/T_N = {say_wide('ratio', speedups[0.0])} toward 1, predicts {law}; measured: {curve}.",
+        f" T₁/T_N = {say_wide('ratio', speedups[0.0])} at 0 ms toward 1, predicts {law}.",
         "amdahl": join(
             f"The delay is a serial part: of a step on one rank with {1e3 * longest:g} ms, f = d/(T₁ + d) ="
-            f" {format_share(serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
-            f" {1 / serial:.1f} times.",
+            f" {say_wide('share', serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
+            f" {1 / serial.value:.1f} times.",
             *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
             explain_excess(arms, delays),
         ),
     }
+
+
+def name_crowded(arms: Mapping[tuple[int, float], Arm], longest: float) -> str:
+    """The change on ranks that share cores, where it is largest; empty where none do."""
+    crowded = sorted({n for (n, _), arm in arms.items() if arm.trial.is_oversubscribed})
+    found = [n for n in crowded if {(1, 0.0), (n, 0.0), (1, longest), (n, longest)} <= set(arms)]
+    return "".join(
+        f"; on {n} ranks, which share cores, from {say_wide('ratio', divide_steps(arms[1, 0.0], arms[n, 0.0]))} to"
+        f" {say_wide('ratio', divide_steps(arms[1, longest], arms[n, longest]))}"
+        for n in found
+    )
 
 
 def predict_speedup(arms: Mapping[tuple[int, float], Arm], ranks: int, delay: float) -> Estimate | None:
@@ -139,10 +150,10 @@ def describe_curve(change: Estimate, apart: Estimate) -> str:
     width = f" ± {apart.half_width:.2f}" if apart.half_width is not None else ""
     distance = f"the deviation from a straight line is {apart.value:+.2f}{width}".replace("-", "−")
     if direction == 0:
-        return f"{HYPERBOLA}. {UNTOLD}: the speedup does not change beyond its interval, and {distance}."
+        return f"{UNTOLD}: the speedup does not change beyond its interval, and {distance}. {HYPERBOLA}."
     what = "It degrades" if direction < 0 else "It does not degrade, it rises"
     if bend == 0:
-        return f"{HYPERBOLA}. {what}; whether linearly, this run does not show: {distance}."
+        return f"{what}; whether linearly, this run does not show: {distance}. {HYPERBOLA}."
     pace = "fast at first and then ever more slowly" if direction == bend else "slowly at first and then ever faster"
     side = "above" if bend > 0 else "below"
     return (
@@ -151,7 +162,7 @@ def describe_curve(change: Estimate, apart: Estimate) -> str:
     )
 
 
-HYPERBOLA = "Non-linearly by Amdahl's law, as (T₁ + d)/(T_N + d) is a hyperbola in d"
+HYPERBOLA = "By Amdahl's law it is non-linear"
 
 
 def find_sign(estimate: Estimate) -> int:
@@ -173,7 +184,7 @@ def answer_batches(outcome: Outcome | None) -> Answers:
     gain = divide_speedups(pairs[last], pairs[first])
     same = "The gradients have the same bytes at every batch while computing grows with it"
     verdict, why = {
-        Verdict.SLOWER: ("Yes", f"{same}, so their share of a step shrinks."),
+        Verdict.SLOWER: ("Yes", f"{same}, so their share of a step should shrink{compare_shares(pairs)}."),
         Verdict.FASTER: ("No, it gets worse", f"{same}: what grows here is not communication."),
         Verdict.NO_DIFFERENCE: ("No, it stays the same", f"{same}: little of it is exposed at any of these batches."),
         Verdict.UNRESOLVED: (
@@ -185,15 +196,40 @@ def answer_batches(outcome: Outcome | None) -> Answers:
     listed = ", ".join(
         f"{say_wide('ratio', divide_steps(*pair))} at global batch {batch}" for batch, pair in sorted(pairs.items())
     )
+    lost = judge_losses(pairs)
     return {
-        "improve": f"{verdict}. Speedup over the plain loop: {listed}{times}. {why}",
+        "improve": f"{verdict}{lost}. Speedup over the plain loop: {listed}{times}. {why}",
         "saturate": join(
             *quote(outcome, DOUBLING.name),
-            "A step costs F + c·b, so throughput b/(F + c·b) saturates once computing c·b exceeds the fixed cost F"
-            " (kernel launches, the all-reduce, the optimizer).",
+            "A step costs F + c·b, F for kernel launches, the all-reduce and the optimizer, so throughput b/(F + c·b)"
+            f" is at half its maximum where c·b = F, and a doubling gains less than {LARGE_GAIN:g} times only where c·b"
+            f" is over {(2 - LARGE_GAIN) / (2 * LARGE_GAIN - 2):.1f} F.",
             *quote(outcome, STEP_COST.name, SATURATION.name),
         ),
     }
+
+
+def judge_losses(pairs: Mapping[int, tuple[Arm, Arm]]) -> str:
+    """Whether ranks gain anything at these batches, whatever the trend."""
+    found = {batch: judge(ratio) for batch, pair in sorted(pairs.items()) if (ratio := divide_steps(*pair)) is not None}
+    slower = [batch for batch, verdict in found.items() if verdict is Verdict.FASTER]
+    if Verdict.SLOWER in found.values() or not slower:
+        return ""
+    ranks = next(iter(pairs.values()))[1].trial.num_ranks
+    where = "any of these batches"
+    if len(slower) < len(pairs):
+        where = f"batch {', '.join(map(str, slower))}, and not clearly faster at any"
+    return f", but {ranks} ranks are slower than the plain loop at {where}"
+
+
+def compare_shares(pairs: Mapping[int, tuple[Arm, Arm]]) -> str:
+    """The exposed share of a step at the smallest and at the largest batch; empty where it was not measured."""
+    ends = {batch: pairs[batch][1] for batch in (min(pairs), max(pairs))}
+    if not all(any(arm.comm_free) for arm in ends.values()):
+        return ""
+    shares = {batch: communication_by_ablation(arm.clean, arm.comm_free).share for batch, arm in ends.items()}
+    listed = ", ".join(f"{say_wide('share', share)} exposed at {batch}" for batch, share in shares.items())
+    return f" (measured: {listed})"
 
 
 def answer_straggler(outcome: Outcome | None) -> Answers:
@@ -213,7 +249,7 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
         longer = (
             f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
             f" One rank sleeps {1e3 * delay:g} ms and all wait for it; with all of its sleep added, a step would take"
-            f" {say_wide('seconds', whole)}."
+            f" {say_wide('seconds', whole)}. {compare_cost(cost, delay)}"
         )
     return {
         "training_time": longer,
@@ -225,6 +261,19 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
             *describe_waiting(outcome, slow),
         ),
     }
+
+
+def compare_cost(cost: Estimate, delay: float) -> str:
+    """Whether a step gets longer by the whole sleep of one rank."""
+    longer = f"A step gets {say_wide('seconds', cost)} longer"
+    sign = find_sign(cost.map(lambda seconds: seconds - delay))
+    if sign == 0:
+        return f"{longer}, which is consistent with {1e3 * delay:g} ms." if cost.high is not None else f"{longer}."
+    return (
+        f"{longer}, more than it sleeps: waking up and catching up take time too."
+        if sign > 0
+        else f"{longer}, less than it sleeps: others use the core meanwhile, or waited before."
+    )
 
 
 def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:

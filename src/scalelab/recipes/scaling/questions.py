@@ -5,15 +5,13 @@ Every function gives the answers of one row, in the order of its questions; noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_ablation
-from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
-    divide_speedups,
     divide_steps,
     find_arm,
     list_arms,
@@ -24,13 +22,19 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.strategies import find_strategy
-from scalelab.records.trial import Option
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
-from scalelab.units import choose_unit, format_bytes, format_interval, format_share, format_value, is_known
+from scalelab.units import (
+    choose_unit,
+    format_bytes,
+    format_count,
+    format_share,
+    format_value,
+    is_known,
+)
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
@@ -78,19 +82,33 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     if below:
         first = next(arm for arm in fair if arm.trial.num_ranks == below[0])
         efficiency = scale(divide_steps(plain, first), 1 / below[0])
-        place = (
-            f"At {below[0]} ranks, from 100 % to {say_wide('share', efficiency)}: the fewest that are significantly"
-            " below ideal."
-        )
+        place = f"At {below[0]} ranks already, from 100 % to {say_wide('share', efficiency)}."
+    split = [split_step(plain, arm, over) for arm in spread if arm.trial.num_ranks in below or arm not in fair]
+    parts = join(*split, LEFT_OVER) if any(split) else ""
     return {
         "linear": f"{said}. Over {over} on one rank, {listed}.",
         "drop": place,
-        "quantitative": join(
-            *(split_step(plain, arm, over) for arm in spread if arm.trial.num_ranks in below or arm not in fair),
-            *quote(outcome, AMDAHL.name),
-        )
-        or f"{UNTOLD}: the loss is within its interval.",
+        "quantitative": join(name_threads([plain, *spread]), parts, *quote(outcome, AMDAHL.name))
+        if parts or below
+        else f"{UNTOLD}: the loss is within its interval.",
     }
+
+
+LEFT_OVER = "What is left over is compute that does not shrink with the batch, or slows down beside other ranks."
+
+
+def name_threads(arms: Sequence[Arm]) -> str:
+    """How much hardware ranks add: nothing can be gained where one already has it all."""
+    threads = {arm.trial.threads_per_rank for arm in arms}
+    if len(threads) != 1:
+        return ""
+    (each,) = threads
+    fair = max((arm.trial.num_ranks for arm in arms if not arm.trial.is_oversubscribed), default=1)
+    crowded = ", and more ranks share these" if any(arm.trial.is_oversubscribed for arm in arms) else ""
+    return (
+        f"Every rank computes with {format_count(each, 'thread')}, the plain loop too: {fair} ranks have {fair} times"
+        f" its cores{crowded}."
+    )
 
 
 def split_step(plain: Arm, arm: Arm, over: str) -> str:
@@ -104,11 +122,7 @@ def split_step(plain: Arm, arm: Arm, over: str) -> str:
     whole, ideal, sent = (round(part / unit.factor, unit.decimals) for part in parts)
     rest = whole - ideal - sent
     said = [f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (whole, ideal, sent, abs(rest))]
-    slow = (
-        f"+ {said[3]} of compute that does not shrink with the batch or slows down beside other ranks"
-        if rest >= 0
-        else f"− {said[3]} by which compute is faster than its ideal"
-    )
+    slow = f"+ {said[3]} left over" if rest >= 0 else f"− {said[3]} by which compute is faster than its ideal"
     return (
         f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
         f" communication {slow}: {said[1]} of {said[0]} is {format_share(ideal / whole)}, the efficiency by medians."
@@ -130,172 +144,6 @@ def name_ranks(arm: Arm) -> str:
     return f"{arm.trial.num_ranks} ranks{' (oversubscribed)' if arm.trial.is_oversubscribed else ''}"
 
 
-def answer_sizes(outcome: Outcome | None) -> Answers:
-    by_size = list_sizes(outcome)
-    if len(by_size) < 2:
-        return {}
-    small, large = by_size[0], by_size[-1]
-    speedups = {
-        ranks: (divide_steps(small[1], small[ranks]), divide_steps(large[1], large[ranks]))
-        for ranks in sorted(small.keys() & large.keys())
-        if ranks > 1
-    }
-    known = {ranks: (one, other) for ranks, (one, other) in speedups.items() if one is not None and other is not None}
-    if not known:
-        return {}
-    gains = {ranks: divide_speedups((large[1], large[ranks]), (small[1], small[ranks])) for ranks in known}
-    listed = "; ".join(
-        f"{name_ranks(large[ranks])}: {say_wide('ratio', of_large)} for {name(large[1])}, {say_wide('ratio', of_small)}"
-        f" for {name(small[1])}"
-        for ranks, (of_small, of_large) in known.items()
-    )
-    fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
-    rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
-    return {
-        "efficient": join(
-            judge_sizes(gains),
-            f"Speedup over one rank, {listed}.",
-            describe_gains(gains),
-        ),
-        "differ": join(
-            "A step computes 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and"
-            " size alone does not decide. What does not grow with P can: kernel launches, Python, the latency of every"
-            f" bucket; caches hold a small model only. Here, a step on {fair} ranks takes"
-            f" {say_wide('seconds', small[fair].step)} and {say_wide('seconds', large[fair].step)}, and one rank"
-            f" computes at {' and '.join(rates)}.",
-            *describe_exposed(outcome),
-        ),
-        "bottleneck": find_threshold([arms[ranks] for arms in (small, large) for ranks in known]),
-    }
-
-
-def describe_exposed(outcome: Outcome | None) -> Iterator[str]:
-    """The share of a step that communication adds to it, of every model on the most ranks that share no cores."""
-    found = []
-    for arms in list_sizes(outcome):
-        fair = [arm for ranks, arm in arms.items() if ranks > 1 and not arm.trial.is_oversubscribed]
-        arm = max(fair, key=lambda arm: arm.trial.num_ranks, default=None)
-        ratio = measure_balance(arm) if arm is not None else None
-        if arm is not None and ratio is not None:
-            share = ratio.map(lambda balance: max(0.0, balance / (1 + balance)))
-            found.append(f"{format_interval('share', share)} for {name(arm)} on {name_ranks(arm)}")
-    if found:
-        yield f"Exposed communication, as a share of the step: {', '.join(found)}."
-
-
-def judge_sizes(gains: Mapping[int, Estimate | None]) -> str:
-    """Which model DDP speeds up more, by the large one's speedup over the small one's on every number of ranks."""
-    words = {
-        Verdict.SLOWER: "In the large one",
-        Verdict.FASTER: "In the small one",
-        Verdict.NO_DIFFERENCE: "In neither",
-    }
-    verdicts = {ranks: judge(gain) for ranks, gain in gains.items() if gain is not None}
-    clear = {verdict: [ranks for ranks, found in verdicts.items() if found is verdict] for verdict in words}
-    said = [f"{words[verdict]}: clear on {join_ranks(found)}" for verdict, found in clear.items() if found]
-    open_ranks = [ranks for ranks, found in verdicts.items() if found is Verdict.UNRESOLVED]
-    if not said:
-        values = [gain.value for gain in gains.values() if gain is not None]
-        higher = "large" if min(values) > 1 else "small" if max(values) < 1 else ""
-        tends = f"; by the estimates, in the {higher} one" if higher else ""
-        return f"{UNTOLD}, as the intervals include no difference{tends}."
-    rest = f"; not resolved on {join_ranks(open_ranks)}" if open_ranks else ""
-    return f"{'. '.join(said)}{rest}."
-
-
-def describe_gains(gains: Mapping[int, Estimate | None]) -> str:
-    """The speedup of the large model over that of the small one, round by round."""
-    listed = ", ".join(
-        f"{format_interval('ratio', gain)} on {ranks} ranks" for ranks, gain in gains.items() if gain is not None
-    )
-    return f"The large model's speedup over the small one's, round by round: {listed}." if listed else ""
-
-
-def join_ranks(ranks: Sequence[int]) -> str:
-    """`2 and 4 ranks`."""
-    return f"{' and '.join(map(str, ranks))} ranks"
-
-
-def find_flops(arm: Arm) -> float:
-    """FLOP/s of a step on one rank."""
-    options = make_options(arm.trial.workload, arm.trial.options)
-    return options.flops_per_sample() * arm.trial.global_batch / arm.step.value
-
-
-def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
-    """The arms of every model by number of ranks, one rank among them; the smallest model first."""
-    found: dict[Option, dict[int, Arm]] = {}
-    for arm in list_arms(outcome):
-        found.setdefault(arm.trial.options["dim"], {}).setdefault(arm.trial.num_ranks, arm)
-    complete = [arms for arms in found.values() if 1 in arms and len(arms) > 1]
-    return sorted(complete, key=lambda arms: count_parameters(arms[1]))
-
-
-def find_threshold(cases: Sequence[Arm]) -> str:
-    """Where the exposed all-reduce of a step takes as long as its computing, from steps with and without it.
-
-    With b samples per rank, computing takes c·b and the all-reduce m·(N − 1)/N (a ring, Patarasuk and Yuan 2009), so
-    their ratio r is known from one measurement: it is 1 at r·b samples per rank, over a link r times as fast, or, with
-    the global batch fixed, at 1 + (N − 1)/r ranks.
-    """
-    bound = [f"{name(arm)} on {name_ranks(arm)}" for arm in cases if is_bound_by_sending(arm)]
-    here = f" Here it is for {' and '.join(bound)}." if bound else ""
-    return join(
-        f"When the all-reduce of a step takes longer than its computing.{here}",
-        *(describe_balance(arm) for arm in cases if not arm.trial.is_oversubscribed or is_bound_by_sending(arm)),
-        "Computing grows with the samples of a rank while the gradients keep their bytes.",
-        "With the global batch fixed, the samples of a rank shrink as 1/N: more ranks end on the side of"
-        " communication.",
-    )
-
-
-def measure_balance(arm: Arm) -> Estimate | None:
-    """Exposed communication over computing: a step over one without communication, less 1."""
-    return estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1) if any(arm.comm_free) else None
-
-
-def is_bound_by_sending(arm: Arm) -> bool:
-    ratio = measure_balance(arm)
-    return ratio is not None and ratio.low is not None and ratio.low > 1
-
-
-def describe_balance(arm: Arm) -> str:
-    """Exposed communication over computing in one case, and what follows; within its interval."""
-    ranks, batch = arm.trial.num_ranks, arm.trial.batch_per_rank
-    where = f"{name(arm)} on {name_ranks(arm)} with {batch} samples each"
-    ratio = measure_balance(arm)
-    if ratio is None:
-        return f"{where}: not measured without communication."
-    if ratio.low is None or ratio.high is None:
-        return f"{where}: unknown, because this run has no interval."
-    listed = f"{where}: exposed communication over computing is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-    if ratio.low <= 0:
-        most = (
-            f", so the threshold is below {max(0.0, ratio.high) * batch:.0f} samples per rank" if ratio.high < 1 else ""
-        )
-        return f"{listed}, which includes 0: this run does not show where the threshold lies{most}."
-    threshold, limit = scale_text(ratio, batch), ratio.map(lambda r: 1 + (ranks - 1) / r)
-    verdict = "this run does not show which of the two is the bottleneck"
-    if ratio.low > 1:
-        exposed = ratio.value / (1 + ratio.value) * arm.step.value
-        cause = "; it includes waiting for a core" if arm.trial.is_oversubscribed else ""
-        verdict = (
-            f"communication is the bottleneck, {say_wide('seconds', exposed)} of a step of"
-            f" {say_wide('seconds', arm.step.value)}{cause}"
-        )
-    elif ratio.high < 1:
-        verdict = f"computing is the bottleneck, up to {limit.value:.0f} ranks at this global batch"
-    return f"{listed}, so the threshold is {threshold} samples per rank and {verdict}."
-
-
-def scale_text(ratio: Estimate, factor: float) -> str:
-    """`12 (9 to 15)`."""
-    ends = (
-        "" if ratio.low is None or ratio.high is None else f" ({ratio.low * factor:.0f} to {ratio.high * factor:.0f})"
-    )
-    return f"{ratio.value * factor:.0f}{ends}"
-
-
 def answer_strategies(outcome: Outcome | None) -> Answers:
     dp, ddp = (find_arm(outcome, strategy=wanted) for wanted in ("dp", "ddp"))
     if dp is None or ddp is None:
@@ -312,12 +160,18 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
         Verdict.UNRESOLVED: f"the interval includes no difference on {ranks} devices, where the hub carries only"
         f" {through / each:.0f} times the bytes of a DDP rank; on 8 it carries 8 times",
     }
+    accepted = {
+        Verdict.SLOWER: "here DDP is the better choice",
+        Verdict.FASTER: "here DP is acceptable",
+        Verdict.NO_DIFFERENCE: "here DP is acceptable",
+        Verdict.UNRESOLVED: "as that may be 1 or more, this run does not show whether DP is acceptable here",
+    }
     return {
         "device_0": join(
             "Because one process drives all devices and device 0 is its hub: it scatters the batch, sends the model to"
             " every replica in every step, gathers all outputs, computes the loss, adds up all gradients and updates"
-            f" alone. Of {format_bytes(model)} of parameters, {format_bytes(through)} pass through it in a step on"
-            f" {ranks} devices.",
+            f" alone. The parameters are {format_bytes(model)}; sent out and returned as gradients,"
+            f" {format_bytes(through)} pass through it in a step on {ranks} devices.",
             *quote(outcome, UTILIZATION.name, EXCESS.name),
         ),
         "architecture": join(
@@ -331,10 +185,10 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
             *quote(outcome, VARIATION.name),
         ),
         "acceptable": (
-            "On one machine with two or so devices, when a step is long against copying the model"
-            f" ({format_bytes(through)} here), as with a large batch or a small model, and when starting several"
-            " processes is the harder part: notebooks, debugging, inference. The measure is DP's step over DDP's,"
-            f" {say_wide('ratio', ratio)} here: within a few per cent of 1, DP costs nothing that matters."
+            "On one machine with two or so devices, when a step computes for long against copying the model"
+            f" ({format_bytes(through)} here), as with many samples per device, and when starting several processes is"
+            " the harder part: notebooks, debugging, inference. The measure is DP's step over DDP's,"
+            f" {say_wide('ratio', ratio)}{emulated}: {accepted[verdict]}."
         ),
     }
 
@@ -348,10 +202,6 @@ def name_other_programs(outcome: Outcome | None) -> str:
 
 def join(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def name(arm: Arm) -> str:
-    return make_options(arm.trial.workload, arm.trial.options).label
 
 
 def count_parameters(arm: Arm) -> int:

@@ -29,27 +29,28 @@ from scalelab.recipes.recipe import (
 from scalelab.recipes.scaling.challenge import answer_batches, answer_delay, answer_straggler, describe_slow_rank
 from scalelab.recipes.scaling.questions import (
     Answers,
-    answer_sizes,
     answer_strategies,
     answer_strong,
     answer_timing,
-    describe_exposed,
 )
+from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
+from scalelab.studies.delay.report import ADDED, AMDAHL_OVERLAY
 from scalelab.studies.delay.study import Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
-from scalelab.studies.scaling.answer import LINEARITY, LOSS
+from scalelab.studies.scaling.answer import LINEARITY, LOSS, OVERSUBSCRIBED
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING, plot_rank_parts
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
-from scalelab.studies.straggler import STRAGGLER, Straggler
+from scalelab.studies.shared.sweep import VERDICT
+from scalelab.studies.straggler import COST, MODEL, STRAGGLER, Straggler
 from scalelab.studies.strategies.study import Strategies
 from scalelab.workloads.options import MlpOptions
 
@@ -168,7 +169,7 @@ def make_s2(size: Size) -> Row:
 
 def answer_s2(outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("strong")
-    apart = quote(outcome, LINEARITY.name, LOSS.name, WAITING.name)  # over ddp × 1, or advice
+    apart = quote(outcome, LINEARITY.name, LOSS.name, WAITING.name, OVERSUBSCRIBED.name)  # over ddp × 1, or advice
     sentences = tuple(sentence for sentence in quote(outcome) if sentence not in apart)
     return Answer(main=find_speedup("", list_arms(outcome)), sentences=sentences)
 
@@ -211,7 +212,8 @@ def make_s4(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, rounds=LAUNCHES),
     )
-    return Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
+    row = Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
+    return leave_out(row, VERDICT.name)
 
 
 def answer_s4(outcomes: Outcomes) -> Answer:
@@ -233,7 +235,7 @@ def make_s5a(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, rounds=LAUNCHES),
     )
-    return quote_row(
+    row = quote_row(
         "S5A",
         "Injected delay",
         "delay",
@@ -242,6 +244,18 @@ def make_s5a(size: Size) -> Row:
             f" with {DELAY} delay", (arm for arm in arms if arm.trial.perturbation.delay == DELAY)
         ),
     )
+    return leave_out(row, ADDED.name, AMDAHL_OVERLAY.name)  # in its tables, and in its answers for one delay
+
+
+def leave_out(row: Row, *kinds: str) -> Row:
+    """The row without what its study says of some kinds."""
+
+    def conclude(outcomes: Outcomes) -> Answer:
+        answer = row.conclude(outcomes)
+        apart = [said for outcome in outcomes.values() for said in quote(outcome, *kinds)]
+        return replace(answer, sentences=tuple(said for said in answer.sentences if said not in apart))
+
+    return replace(row, conclude=conclude)
 
 
 def make_s5b(size: Size) -> Row:
@@ -278,14 +292,14 @@ def make_s5c(size: Size) -> Row:
     row = quote_row("S5C", "Straggler", "slow", study, find_slow_step, num_tables=1)
 
     def draw(outcomes: Outcomes) -> Answer:
-        """The delayed step first."""
+        """Both steps on one axis, the usual one first."""
         outcome = outcomes.get("slow")
         arms = sorted(list_arms(outcome), key=lambda arm: -arm.trial.perturbation.seconds)
         answer = row.conclude(outcomes)
-        apart = quote(outcome, STRAGGLER.name, WAITING.name)
+        apart = quote(outcome, STRAGGLER.name, WAITING.name, COST.name, MODEL.name)  # in the answers
         rest = [sentence for sentence in answer.sentences if sentence not in apart]
         own = [said for arm in arms[:1] for said in describe_slow_rank(outcome, arm)]
-        return replace(answer, sentences=(*own, *rest), charts=keep_charts(*map(plot_rank_parts, arms)))
+        return replace(answer, sentences=(*own, *rest), charts=keep_charts(plot_rank_parts(*reversed(arms))))
 
     return replace(row, conclude=draw)
 

@@ -1,0 +1,87 @@
+"""The line above a row's answers: what was run, on how many cores, for how many steps, and which of them count.
+
+Every number of a row rests on it. A rank that has all cores of a machine leaves none for a second one, and a mean with
+the first steps is not one without them: so both stand in the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalelab.recipes.recipe import Outcomes
+from scalelab.records.trial import Status, StepKind, Trial
+from scalelab.units import format_count
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.options import TransformerOptions
+
+RANDOM = "synthetic"
+"""The option of workloads for random data."""
+MOST_VALUES = 4
+"""That a setting lists."""
+
+
+def describe_setting(outcomes: Outcomes) -> str:
+    """What was run, steps × launches, and how many of them are warm-up; empty where no step was timed."""
+    results = [result for outcome in outcomes.values() for result in outcome.results]
+    completed = [result for result in results if result.status is Status.COMPLETED]
+    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in completed]
+    trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
+    if not trials:
+        return ""
+    steps = sorted({num_steps for num_steps, _ in counted} - {0})
+    rounds, seeds = max(trial.round for trial in trials), len({trial.seed for trial in trials})
+    times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
+    return f"{describe_trials(trials)} · {join_some(steps)} steps × {times}{describe_dropped(outcomes)}"
+
+
+def describe_dropped(outcomes: Outcomes) -> str:
+    """`, first 2 dropped`; nothing of training runs, whose every step counts."""
+    sampled = [outcome for outcome in outcomes.values() if outcome.study.sampling is not None]
+    dropped = [arm.num_dropped for outcome in sampled for arm in outcome.arms.values() if arm.is_measured]
+    if not dropped:
+        return ""
+    few, most = min(dropped), max(dropped)
+    return f", first {most if few == most else f'{few} to {most}'} dropped" if most else ", none dropped"
+
+
+def describe_trials(trials: Sequence[Trial]) -> str:
+    """Model and size, data, batch, ranks, threads, dtype, injected delays."""
+    threads = sorted({trial.threads_per_rank for trial in trials})
+    ranks = sorted({trial.num_ranks for trial in trials})
+    delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
+    built_in = [trial for trial in trials if trial.workload in BUILT_IN]
+    labels = list(dict.fromkeys(map(name_model, built_in)))
+    data = dict.fromkeys(map(name_data, built_in))
+    return " · ".join(
+        [
+            join_some(labels),
+            join_some(list(data)),
+            f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
+            f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",
+            f"{join_some(threads)} thread{'' if threads == [1] else 's'} per rank",
+            join_some(list(dict.fromkeys(trial.dtype for trial in trials))),
+            *([f"delay {join_some([f'{delay:g}' for delay in delays])} ms"] if any(delays) else []),
+        ]
+    )
+
+
+def name_model(trial: Trial) -> str:
+    """Its label; of a transformer its layers too, which rows vary."""
+    options = make_options(trial.workload, trial.options)
+    if not isinstance(options, TransformerOptions):
+        return options.label
+    return f"{options.label} with {options.encoder_layers} + {options.decoder_layers} layers"
+
+
+def name_data(trial: Trial) -> str:
+    """`random data`, `cifar10`, or the name of a file of tokens."""
+    name = str(trial.options.get("data", RANDOM))
+    file = Path(str(trial.options.get("data_path") or "")).name
+    return "random data" if name == RANDOM else f"{name} of {file}" if file and name == "tokens" else name
+
+
+def join_some(values: Sequence[object]) -> str:
+    """All of a few values; of many, the first and the last."""
+    few = values if len(values) <= MOST_VALUES else (values[0], "…", values[-1])
+    return ", ".join(map(str, few))
