@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.recipes.quantization.questions import answer_activations, answer_bias, answer_forward, weigh_bias
+from scalelab.recipes.quantization.questions import (
+    answer_activations,
+    answer_bias,
+    answer_forward,
+    compare_ranges,
+    find_distance,
+    is_bell,
+    weigh_bias,
+)
 from scalelab.recipes.quantization.rows import (
     BIASED,
     PLAIN,
@@ -74,9 +82,9 @@ def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None
 
 def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     words = answer_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).sentences
-    assert words[0].startswith("With K = 127, the int8 network is right on 2 images fewer than float (−2.67 to")
-    assert words[0].endswith("classifies 99.00 % of images as float does.")
-    assert words[1].startswith("With K = 255 and the clamp at 127, it loses 15.00 points")
+    assert words[0].startswith("With K = 255 and the clamp at 127, the int8 network loses 15.00 points")
+    assert words[1].startswith("With K = 127 it is right on 2 images fewer than float (−2.67 to")
+    assert words[1].endswith("classifies 99.00 % of images as float does.")
     assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")
 
 
@@ -180,6 +188,21 @@ def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
     both = answer_activations([bell, box, shifted], after)["before"]
     assert both.startswith("In part: of 3 layers, bell is both. Centred (mean within 0.2 σ of zero): 2 of 3;")
     assert "0.50 σ from zero (shifted). Bell-shaped (excess kurtosis within ± 0.5" in both
+
+
+def test_a_bell_is_near_a_normal_distribution_and_humps_are_not() -> None:
+    humps = make_shape("humps", (0, 900, 2500, 60_000, 1000, 1000, 60_000, 2500, 900))
+    assert find_distance(make_shape("bell", (1, 8, 28, 56, 70, 56, 28, 8, 1))) < 0.03
+    assert find_distance(make_shape("box", (10_000,) * 100)) == pytest.approx(0.057, abs=0.002)
+    assert not is_bell(humps)
+
+
+def test_ranges_are_compared_layer_by_layer(tmp_path: Path) -> None:
+    quantized = read_quantized(play(0, tmp_path)[1])
+    wide = replace(play_histogram("fc9", "weights"), layer="fc9", deviation=9.0)
+    found = compare_ranges([replace(quantized, histograms=(*quantized.histograms, wide))])
+    assert "coarser steps in fc9, whose weights do not reach it" in found
+    assert compare_ranges([]) == ""
 
 
 def test_a_layer_without_relu_is_not_called_one(tmp_path: Path) -> None:

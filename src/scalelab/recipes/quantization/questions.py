@@ -1,8 +1,10 @@
 """What the quantization lab concludes, confirmed or not with this run's numbers and a reason.
 
 A normal distribution has no excess kurtosis, a uniform one −1.2, and the estimate from n numbers has a standard error
-of √(24/n) (Joanes and Gill 1998): weights are drawn from a uniform distribution before training. A mean within a fifth
-of a standard deviation of zero is near it: the smallest effect that has a name (Cohen 1988).
+of √(24/n) (Joanes and Gill 1998): weights are drawn from a uniform distribution before training. Kurtosis alone does
+not see a plateau or a second hump, so the share of values that lie elsewhere than in a normal distribution (the
+distance of Kolmogorov and Smirnov) is limited too, to half of what a uniform distribution has (0.057). A mean within a
+fifth of a standard deviation of zero is near it: the smallest effect that has a name (Cohen 1988).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from scalelab.units import format_count, format_share
 LARGEST = 127
 LEVEL = 0.5
 """Excess kurtosis within which a distribution counts as roughly bell-shaped."""
+FARTHEST = 0.03
+"""Distance from the normal distribution within which one counts as a bell."""
 CENTRED = 0.2
 """Standard deviations that the mean of a centred distribution may be from zero."""
 NORMAL_BEYOND = 0.0027
@@ -51,18 +55,33 @@ def find_outside(histogram: Histogram) -> float:
     return 1 - find_share(histogram, histogram.mean - three, histogram.mean + three)
 
 
+def find_moment(histogram: Histogram, power: int, around: float = 0.0) -> float:
+    """The mean of a power of the distance from a place, from bins."""
+    total = sum((middle - around) ** power * number for middle, number in list_middles(histogram))
+    return total / max(1, sum(histogram.counts))
+
+
 def find_kurtosis(histogram: Histogram) -> tuple[float, float]:
     """The excess kurtosis from bins, and twice its standard error."""
-    count = max(1, sum(histogram.counts))
-    mean = sum(middle * number for middle, number in list_middles(histogram)) / count
-    second = sum((middle - mean) ** 2 * number for middle, number in list_middles(histogram)) / count
-    fourth = sum((middle - mean) ** 4 * number for middle, number in list_middles(histogram)) / count
-    return (fourth / second**2 - 3 if second else 0.0), 2 * math.sqrt(24 / count)
+    mean = find_moment(histogram, 1)
+    second, fourth = (find_moment(histogram, power, mean) for power in (2, 4))
+    return (fourth / second**2 - 3 if second else 0.0), 2 * math.sqrt(24 / max(1, sum(histogram.counts)))
+
+
+def find_distance(histogram: Histogram) -> float:
+    """The largest difference from the shares of a normal distribution with its mean and deviation, over all bins."""
+    mean, count = find_moment(histogram, 1), max(1, sum(histogram.counts))
+    width = math.sqrt(2 * find_moment(histogram, 2, mean)) or 1.0
+    half, below, farthest = (histogram.high - histogram.low) / len(histogram.counts) / 2, 0, 0.0
+    for middle, number in list_middles(histogram):
+        below += number
+        farthest = max(farthest, abs(below / count - (1 + math.erf((middle + half - mean) / width)) / 2))
+    return farthest
 
 
 def is_bell(histogram: Histogram) -> bool:
     kurtosis, width = find_kurtosis(histogram)
-    return abs(kurtosis) + width <= LEVEL
+    return abs(kurtosis) + width <= LEVEL and find_distance(histogram) <= FARTHEST
 
 
 def find_centre(histogram: Histogram) -> float:
@@ -74,6 +93,8 @@ def describe_shape(histogram: Histogram) -> str:
     """`flatter than a bell (−1.15 ± 0.04)`."""
     kurtosis, width = find_kurtosis(histogram)
     words = "roughly bell-shaped" if is_bell(histogram) else "too few numbers to judge its shape"
+    if abs(kurtosis) + width <= LEVEL and not is_bell(histogram):
+        words = f"no bell though its kurtosis fits, as {format_share(find_distance(histogram))} lie elsewhere"
     if kurtosis - width > LEVEL:
         words = "heavier tails than a bell"
     elif kurtosis + width < -LEVEL:
@@ -94,7 +115,8 @@ def judge_shapes(histograms: Sequence[Histogram]) -> str:
     return (
         f"{verdict}. Centred (mean within {CENTRED:g} σ of zero): {len(centred)} of {num}; the farthest mean is"
         f" {abs(find_centre(farthest)):.2f} σ from zero ({farthest.layer}). Bell-shaped (excess kurtosis within"
-        f" ± {LEVEL:g}, a normal distribution has 0): {len(bells)} of {num}"
+        f" ± {LEVEL:g}, a normal distribution has 0, and at most {format_share(FARTHEST)} elsewhere than in one):"
+        f" {len(bells)} of {num}"
     )
 
 
@@ -113,8 +135,8 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     lopsided = min(sides, key=sides.__getitem__)
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
     return {
-        "shape": f"{judge_shapes(histograms)}. By layer: {shapes}. The flat ones still resemble the uniform"
-        " distribution that initialization draws from (−1.2): training this short moves weights little.",
+        "shape": f"{judge_shapes(histograms)}. By layer: {shapes}. Flat ones resemble the uniform distribution"
+        " that initialization draws from (−1.2).",
         "outliers": f"{'Yes' if few else 'Not everywhere'}: beyond 3σ lie {listed} (a normal distribution:"
         f" {format_share(NORMAL_BEYOND)}). The largest weight is {max(spans.values()):.1f} × 3σ.",
         "symmetric": f"{'Yes' if sides[lopsided] > 0.5 else 'Not for every layer'}: the shorter side reaches"
@@ -157,10 +179,10 @@ def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantiz
     if weights is None or sigma is None:
         return {}
     return {
-        "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}. 3σ"
-        f" has finer steps for most weights and clamps those outside. {compare_stages(weights, sigma)}",
+        "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}."
+        f" {compare_ranges(networks)}{compare_stages(weights, sigma)}",
         "tolerates": f"{judge_drop(pool_change(networks, 'weights', 'float') or weights.difference)}."
-        f" {describe_weights(weights)}{describe_pooled(networks)} Rounding moves a weight by at most 1/254 of the"
+        f" {describe_pooled(networks) or describe_weights(weights)} Rounding moves a weight by at most 1/254 of the"
         " layer's largest.",
     }
 
@@ -169,7 +191,19 @@ def describe_pooled(networks: Sequence[Quantized]) -> str:
     if len(networks) < 2:
         return ""
     change = say_pooled(pool_change(networks, "weights", "float"))
-    return f" The accuracy changes by {change}{name_networks(networks)}."
+    return f"Over {len(networks)} seeds, the accuracy changes by {change}, the 95 % interval of such networks."
+
+
+def compare_ranges(networks: Sequence[Quantized]) -> str:
+    """Where three deviations are narrower than the largest weight, and where they are not."""
+    known = [one for one in networks[0].histograms if one.kind == "weights"] if networks else []
+    narrow = [one.layer for one in known if 3 * one.deviation < max(-one.least, one.largest)]
+    wide = [one.layer for one in known if one.layer not in narrow]
+    said = [
+        *([f"finer steps in {', '.join(narrow)}, where it clamps the weights outside"] if narrow else []),
+        *([f"coarser steps in {', '.join(wide)}, whose weights do not reach it"] if wide else []),
+    ]
+    return f"3σ gives {', and '.join(said)}. " if said else ""
 
 
 def describe_weights(answer: StageAnswer) -> str:
@@ -208,8 +242,8 @@ def judge_drop(change: Estimate | None) -> str:
 
 def compare_stages(one: StageAnswer, other: StageAnswer) -> str:
     """Whether two stages differ, image by image."""
-    num = len(one.stage.predictions)
-    return f"The two put {count_other(one, other):,} of {num:,} images into different classes."
+    differs = [mine != theirs for mine, theirs in zip(one.stage.predictions, other.stage.predictions, strict=True)]
+    return f"The two put {sum(differs):,} of {len(differs):,} images into different classes."
 
 
 def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogram]) -> dict[str, str]:
@@ -239,8 +273,8 @@ def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
     low, high = change.low or 0.0, change.high or 0.0
     published = format_signed(float(ACTIVATIONS_PERCENT) - float(WEIGHTS_PERCENT))
     drop = (
-        f"{say_pooled(change)} against int8 weights alone, with K = 255 as published"
-        f"{name_networks(networks)} (published: {published})"
+        f"{say_pooled(change)} against int8 weights alone{name_networks(networks)} (K = 255 as in the published code,"
+        f" which gave {published})"
     )
     verdict = f"This run does not resolve a drop: {drop}"
     if high < 0:
@@ -270,11 +304,6 @@ def judge_clamp(networks: Sequence[Quantized]) -> str:
     return f" Rounding alone changes the accuracy by {say_pooled(rounding)}, the clamp by {say_pooled(clamp)}: {cause}."
 
 
-def count_other(one: StageAnswer, other: StageAnswer) -> int:
-    """Images that two stages put into different classes."""
-    return sum(mine != theirs for mine, theirs in zip(one.stage.predictions, other.stage.predictions, strict=True))
-
-
 def format_points(points: float) -> str:
     return f"{format_signed(points)} points"
 
@@ -288,10 +317,13 @@ def answer_bias(
 ) -> dict[str, str]:
     if not {"weights-raw-bias", "weights", "int8-255"} <= set(found):
         return {}
+    change = pool_change(networks, "weights", "weights-raw-bias")
+    is_gain = change is not None and change.low is not None and change.low > 0
+    so = "So what scaling recovers was lost with the bias, not by rounding weights. " if is_gain else ""
     return {
-        "bias": f"{judge_bias(networks)} {weigh_bias(layers)}So what scaling recovers was lost with the bias, not by"
-        f" rounding weights. The published numbers show it too: int8 weights give {WEIGHTS_PERCENT} % without a bias"
-        f" (Q2), {BIAS_RAW_PERCENT} % with an unscaled one (Q5)."
+        "bias": f"{judge_bias(networks)} {weigh_bias(layers)}{so}The published numbers suggest that what was recovered"
+        f" there was lost with the bias, not by rounding: int8 weights give {WEIGHTS_PERCENT} % without a bias (Q2),"
+        f" {BIAS_RAW_PERCENT} % with an unscaled one (Q5), though of two networks."
     }
 
 
@@ -331,7 +363,7 @@ def judge_bias(networks: Sequence[Quantized]) -> str:
     elif change.high is not None and change.high < 0:
         verdict = "No, the unscaled bias does better"
     elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
-        verdict = f"Not on these data, by {100 * SMALL_DROP:g} point or more"
+        verdict = f"No, any gain here is below {100 * change.high + 0.005:.2f} points"
     lost = say_pooled(pool_change(networks, "weights", "float"))
     return (
         f"{verdict}: scaling the bias changes the accuracy by {say_pooled(change)}{name_networks(networks)}; the bias"

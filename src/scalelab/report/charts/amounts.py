@@ -252,9 +252,18 @@ class HistogramBins:
 
 
 def plot_histogram(
-    *, title: str, axis_title: str, bins: Mapping[str, HistogramBins], marks: Rows = (), caption: str = ""
+    *,
+    title: str,
+    axis_title: str,
+    bins: Mapping[str, HistogramBins],
+    marks: Rows = (),
+    caption: str = "",
+    is_log: bool = True,
 ) -> Chart | None:
-    """One area of bars for every series; None if nothing was counted."""
+    """One area of bars for every series; None if nothing was counted.
+
+    A logarithmic axis of counts shows the few in the tails, a linear one the shape.
+    """
     known = {clean_text(name): one for name, one in bins.items() if sum(one.counts) and one.high > one.low}
     if not known:
         return None
@@ -262,10 +271,10 @@ def plot_histogram(
     most = max(row["count"] for row in values)
     ticks = [0, *(10**power for power in range(len(str(most))))]
     across = {"field": "from", "type": "quantitative", "title": axis_title, "bin": "binned", "scale": {"zero": False}}
-    up = {
+    up: dict[str, Any] = {
         "field": "count", "type": "quantitative", "title": "count", "stack": None,
-        "scale": {"type": "symlog", "domainMin": 0},
-        "axis": {"values": ticks, "labelExpr": "format(datum.value, '~s')"},
+        "scale": {"type": "symlog" if is_log else "linear", "domainMin": 0},
+        "axis": ({"values": ticks} if is_log else {}) | {"labelExpr": "format(datum.value, '~s')"},
     }  # fmt: skip
     tooltip = [
         {"field": field, "type": "nominal", "title": name}

@@ -284,7 +284,9 @@ def draw_histograms(quantized: Quantized, blames: Sequence[LayerBlame]) -> tuple
     return keep_charts(*charts)
 
 
-def draw_layer(name: str, kinds: dict[str, Histogram], left_out: str = "") -> list[Chart | None]:
+def draw_layer(
+    name: str, kinds: dict[str, Histogram], left_out: str = "", *, is_log: bool = True
+) -> list[Chart | None]:
     charts = []
     results = {KIND_WORDS[kind]: kinds[kind] for kind in KIND_WORDS if kind in kinds}
     if "after" in kinds and ("before" not in kinds or kinds["after"].least < 0):
@@ -301,7 +303,8 @@ def draw_layer(name: str, kinds: dict[str, Histogram], left_out: str = "") -> li
                         for word, one in group.items()
                     },
                     marks=_list_ranges(last),
-                    caption=_describe_range(last, list(group)[-1]) + left_out,
+                    caption=_describe_range(last, list(group)[-1], is_log=is_log) + left_out,
+                    is_log=is_log,
                 )
             )
     return charts
@@ -317,8 +320,9 @@ def _list_ranges(histogram: Histogram) -> list[Row]:
     return [dict(mark) for mark in list_marks([*chosen, *near])]
 
 
-def _describe_range(histogram: Histogram, word: str) -> str:
+def _describe_range(histogram: Histogram, word: str, *, is_log: bool) -> str:
+    axis = f"Counts on a {'logarithmic' if is_log else 'linear'} axis"
     of = f" {word}" if word in KIND_WORDS.values() else f" of the {word}"
     if histogram.chosen_low is None and histogram.chosen_high is None:
-        return f"Counts on a logarithmic axis; dashed: mean ± 3 standard deviations{of}. It is not quantized: no range."
-    return f"Counts on a logarithmic axis; solid lines: the chosen range{of}; dashed: mean ± 3 standard deviations."
+        return f"{axis}; dashed: mean ± 3 standard deviations{of}. It is not quantized: no range."
+    return f"{axis}; solid lines: the chosen range{of}; dashed: mean ± 3 standard deviations."
