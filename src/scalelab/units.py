@@ -311,8 +311,8 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_learning_rate(rate: float | None) -> str:
-    """Three digits and a power of ten, as papers and logs write it."""
-    return "–" if rate is None else f"{rate:.2e}"
+    """Three digits and a power of ten, as papers and logs write it; from 1 on without the power."""
+    return "–" if rate is None else f"{rate:.3g}" if rate >= 1 else f"{rate:.2e}"
 
 
 def format_loss(loss: float | None) -> str:

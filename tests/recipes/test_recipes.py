@@ -380,7 +380,7 @@ ANSWERS = {
         r"does not grow with its images",
     ),
     "R1.flattens": (r"1\.2\d ± \S+ times the images/s from batch 32 to 128, 1\.0\d",),
-    "R2.kind": (r"^ Strong scaling: the images of an epoch stay the same", r"scales weakly"),
+    "R2.kind": (r"^ Strong scaling holds for epochs, not for steps", r"steps scale weakly"),
     "R2.weak": (r"^ Better: from 1 × 32 to 4 × 32, efficiency is 1\.7\d", r"published: 1\.80 times"),
     "R2.data_point": (
         r"1 → 2 devices is 2\.0\d ± \S+ at batch 8 and 2\.0\d",
@@ -388,7 +388,7 @@ ANSWERS = {
     ),
     "R3.parts": (r"T_1/N and communication T_N − T_1/N of an epoch, in s: 1\.6\d ± \S+ and ",),
     "R4.bandwidth": (r"M = 178,488 bytes of gradients", r"at least .*B/s \(2 devices, batch 8\)"),
-    "R5.accuracy": (r"40\.00 ± \S+ % of training images .* with the large batch", r"fewer updates"),
+    "R5.accuracy": (r"^ Training accuracy in the last epoch is 40\.00 ± \S+ % with the large batch", r"fewer updates"),
     "R5.remedies": (r"0\.1 × 4 × 2048 / 128 = 6\.4", r"gradual warm-up", r"with warm-up 40\.00"),
     "R6.buffers": (r"^ Yes: 38,560 bytes of buffers beside 44,695,848 of gradients", r"not averaged"),
     "R6.enough": (r"local batch norm and changes by \+0\.0 ± 0\.0 points with synchronized", r"over 5 seeds"),
@@ -428,16 +428,39 @@ def test_epochs_are_timed_as_a_whole(documents: dict[str, Document]) -> None:
     """Played: the second epoch takes 1.8 s, a quarter of it loading; five epochs take 1.9 to 1.5 s."""
     resnet, polaris = documents["resnet"], documents["polaris"]
     bare, whole = (find_table(resnet, "R1", f"Epoch 2 {how} loading, timed") for how in ("without", "with"))
-    assert bare[0] == ["batch 8 (for 32)", pytest.approx(1.35), "22.782 s"]
-    assert whole[0] == ["batch 8 (for 32)", pytest.approx(1.8), "23.550 s"]
+    assert bare[0] == ["batch 8 (for 32)", pytest.approx(1.35), 8, pytest.approx(1.35 / 8), "22.782 s"]
+    assert whole[0] == ["batch 8 (for 32)", pytest.approx(1.8), 8, pytest.approx(1.8 / 8), "23.550 s"]
     many = find_table(resnet, "R2", "Epoch 2 with loading, timed")
-    assert [line[2] for line in many] == [
+    assert [line[2] for line in many] == [16, 64, 256, 32, 128, 512], "one step of every device"
+    assert [line[4] for line in many] == [
         f"{time} s" for time in ("16.164", "9.849", "10.012", "9.060", "5.023", "5.160")
     ]
     lines = find_table(resnet, "R5", "Epoch by epoch, large batch")
     assert lines[4][1:] == [pytest.approx(1.5), 1.0, 0.4, "6.019", "1.8399", "0.2899"]
     (epochs,) = (table for table in find_section(polaris, "P8").tables if table.title == "An epoch")
     assert str(epochs.rows[0][-2].value) == "269–341", "512 samples in 1.9 and in 1.5 s"
+
+
+def test_two_more_devices_are_the_first_answer_of_r2(documents: dict[str, Document]) -> None:
+    (found,) = (finding for finding in select(documents["resnet"].findings, ROW) if finding.subject == "R2")
+    assert found.text.startswith("R2: 2 → 4 devices: a speedup at every batch")
+    assert "(published: 1.78, 1.96, 1.94)" in found.text
+
+
+def test_one_training_run_has_one_row_beside_two_reports(documents: dict[str, Document]) -> None:
+    lines = find_table(documents["polaris"], "P2", "Efficiency: speedup of an epoch over ranks")
+    assert [line[1] is None for line in lines] == [False, True, True]
+
+
+def test_the_main_number_of_data_types_is_of_a_run_that_learns(documents: dict[str, Document]) -> None:
+    overview = next(table for table in documents["polaris"].tables if table.columns[1].key == "number")
+    (number,) = (line[1].value for line in overview.rows if line[0].value == "P7")
+    assert "bfloat16" in str(number)
+
+
+def test_the_width_alone_is_compared_with_its_square(documents: dict[str, Document]) -> None:
+    words = " ".join(find_section(documents["polaris"], "P3").paragraphs)
+    assert re.search(r"all in float32, the peak grows \d\.\d× from 64 to 128, .* quadratic growth would be 4×", words)
 
 
 def test_both_steps_are_drawn_on_one_axis_and_the_sleep_apart_from_compute(documents: dict[str, Document]) -> None:

@@ -16,6 +16,7 @@ from scalelab.analysis.estimate import Domain, Estimate
 from scalelab.analysis.stats import estimate_location, estimate_ratio, estimate_unpaired_ratio, pair_medians
 from scalelab.answers.train import TrainStudy
 from scalelab.recipes.recipe import Outcome, Outcomes, Size
+from scalelab.recipes.setting import name_model
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Table
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, ratio_column, text_column
@@ -142,8 +143,8 @@ def compare_tasks(rows: Mapping[str, Outcomes]) -> Iterator[str]:
         for arm in (arm for outcome in outcomes.values() for arm in list_arms(outcome)):
             trial = arm.trial
             if trial.workload in BUILT_IN and not trial.perturbation.seconds and not trial.training_run:
-                model, size = make_options(trial.workload, trial.options).label, f"{trial.strategy} × {trial.num_ranks}"
-                alike = (f"{model}, {size}, batch {trial.global_batch}", trial.dtype, str(trial.spreading))
+                name = f"{name_model(trial)}, {trial.strategy} × {trial.num_ranks}, batch {trial.global_batch}"
+                alike = (name, trial.dtype, str(trial.spreading), str(make_options(trial.workload, trial.options)))
                 found.setdefault(alike, {}).setdefault(row, arm)
     most = max(found, key=lambda alike: len(found[alike]), default=("",))
     steps = sorted((arm.step.value, row) for row, arm in found.get(most, {}).items())

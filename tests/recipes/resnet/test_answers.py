@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, compare_independent
-from scalelab.recipes.resnet.epochs import say_seconds
-from scalelab.recipes.resnet.learning import answer_learning, compare_seeds, explain_lag, explain_test
+from scalelab.recipes.resnet.bandwidth import explain_floor, say_seconds
+from scalelab.recipes.resnet.epochs import TimedEpoch, explain_crowd, judge_more_devices, make_timed_table
+from scalelab.recipes.resnet.learning import (
+    answer_learning,
+    compare_seeds,
+    describe_training,
+    explain_lag,
+    explain_test,
+    name_chance,
+)
 from scalelab.recipes.resnet.messages import judge_accuracy, judge_statistics
 from scalelab.recipes.resnet.rows import doubt, explain_end, judge_growth
 from scalelab.studies.large_batch.answer import SCALED
+from scalelab.studies.shared.arms import Arm
 
 
 @pytest.mark.parametrize(
@@ -58,11 +69,78 @@ def test_a_remedy_that_helps_training_only_is_explained_by_averages_that_lag() -
     trained, tested = (
         {SCALED: ("scaled", Estimate(value=value, low=value - 0.1, high=value + 0.1))} for value in (0.86, 0.2)
     )
-    words = explain_lag(trained, tested, {"large": 30})
+    gains = {SCALED: Estimate(value=0.5, low=0.4, high=0.6)}
+    words = explain_lag(trained, tested, {"large": 30}, gains)
     assert "linear scaling 20.0" in words
     assert "over about the last 10 of 30 updates" in words
-    assert not explain_lag(trained, tested, {"large": 225})
-    assert not explain_lag(trained, trained, {"large": 30})
+    assert "over about all 10 updates" in explain_lag(trained, tested, {"large": 10}, gains)
+    assert not explain_lag(trained, tested, {"large": 225}, gains)
+    assert not explain_lag(trained, trained, {"large": 30}, gains)
+    assert not explain_lag(trained, tested, {"large": 30}, {SCALED: Estimate(value=-0.5, low=-0.6, high=-0.4)})
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "is_chance"),
+    [(0.06, 0.11, 0.16, True), (0.1013, 0.1014, 0.1015, True), (0.2, 0.29, 0.4, False)],
+)
+def test_an_accuracy_that_is_chance_is_called_so(low: float, value: float, high: float, is_chance: bool) -> None:
+    assert bool(name_chance(Estimate(value=value, low=low, high=high))) is is_chance
+
+
+def test_training_accuracy_comes_first() -> None:
+    trained = {"small": ("small", Estimate(value=0.937)), "large": ("large", Estimate(value=0.293))}
+    (words,) = describe_training(trained)
+    assert words.startswith("Training accuracy in the last epoch is 29.30 % with the large batch and 93.70 % with the")
+    assert not list(describe_training({"large": trained["large"]}))
+
+
+@pytest.mark.parametrize(
+    ("lows", "words"),
+    [
+        ((1.2, 1.5), "a speedup at every batch"),
+        ((0.9, 1.5), "a speedup at some batches only"),
+        ((0.8, 0.9), "no speedup is shown"),
+    ],
+)
+def test_more_devices_are_judged_at_all_batches(lows: tuple[float, ...], words: str) -> None:
+    assert judge_more_devices([Estimate(value=low + 0.1, low=low, high=low + 0.2) for low in lows]) == words
+
+
+def test_an_epoch_is_timed_per_image() -> None:
+    epoch = TimedEpoch("2 devices, batch 8", 1.28, 1280, "16.164 s")
+    assert epoch.image_seconds == pytest.approx(0.001)
+    table = make_timed_table([epoch], "Epoch 2")
+    assert table is not None
+    assert [column.key for column in table.columns] == ["what", "ours", "images", "image_seconds", "published"]
+    assert make_timed_table([TimedEpoch("2 devices", None, None, "16.164 s")], "Epoch 2") is None
+
+
+@dataclass(frozen=True)
+class CrowdedTrial:
+    num_ranks: int = 4
+    is_oversubscribed: bool = True
+    batch_per_rank: int = 8
+
+
+@dataclass(frozen=True)
+class CrowdedArm:
+    """Four ranks that share two cores."""
+
+    trial: CrowdedTrial = CrowdedTrial()
+
+    @property
+    def completed(self) -> list[Any]:
+        return [SimpleNamespace(ranks=[SimpleNamespace(host="here", cores=(rank % 2,)) for rank in range(4)])]
+
+
+def test_ranks_that_share_cores_are_the_reason_and_give_a_floor() -> None:
+    crowded = cast(Arm, CrowdedArm())
+    alone = cast(Arm, CrowdedArm(CrowdedTrial(is_oversubscribed=False)))
+    assert explain_crowd([crowded]) == ", because 4 ranks share 2 cores, which 2 ranks already keep busy"
+    assert not explain_crowd([alone])
+    (floor,) = explain_floor([crowded])
+    assert "4 ranks on 2 cores give at least 50 % without any" in floor
+    assert not list(explain_floor([alone]))
 
 
 def test_a_remedy_is_judged_seed_by_seed() -> None:

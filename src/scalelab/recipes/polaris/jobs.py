@@ -190,7 +190,7 @@ def describe_job(result: TrialResult) -> str:
     elif len(result.reason) <= MOST_QUOTED:
         where = f"{submitted} and rejected: {result.reason}"
     else:
-        where = f"Not submitted: {note.scheduler} on this machine took no job of {NUM_NODES} nodes; its words are below"
+        where = f"Not submitted: {note.scheduler} on this machine took no job of {NUM_NODES} nodes; P9 has its words"
     return f"{where} (published: {published.REJECTION})."
 
 

@@ -292,8 +292,8 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
         main=Main("ratio", "time with the profiler over without", *line[1:]),
         tables=keep_tables(make_beside_table("ratio", [line], title=title, size=size)),
         sentences=(
-            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {words} The cost is in a few"
-            " steps, so the factor depends on the number of steps.",
+            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {words} Only those steps pay,"
+            " so the factor depends on the number of steps.",
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
             f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> in the directory of this run, with the"
             " key averages as text beside it.",
@@ -303,8 +303,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             "P5",
             {
                 "profiler": f"{judge_profiler(ratio, recorded)} here: {words}{describe_recorded(recorded)}"
-                " Recording every operator costs time in the steps under the profiler, and writing the trace after"
-                " them: time a run without it."
+                " It records every operator and writes a trace: time a run without it."
             },
         ),
     )
@@ -330,9 +329,9 @@ def judge_profiler(ratio: Estimate, recorded: Estimate | None = None) -> str:
     if ratio.low > 1 or ratio.high < 1:
         return "A cost is visible" if ratio.low > 1 else "It was faster"
     is_slow = recorded is not None and recorded.low is not None and recorded.low > 1
-    return (
-        "A cost is visible in the steps under the profiler, not in the whole run" if is_slow else "No cost is visible"
-    )
+    if is_slow:
+        return "A cost is visible in the steps under the profiler, not in the whole run"
+    return f"Unresolved: a cost of at most {format_share(ratio.high - 1)} is possible"
 
 
 def compare_recorded(outcome: Outcome | None) -> Estimate | None:

@@ -287,7 +287,8 @@ def _check_memory() -> Iterator[Check]:
     yield Check(
         id="P8",
         claim=f"d_model {large.d_model} in bfloat16 takes {large.memory_bytes / 1e9:.2f} GB",
-        computed=f"parameters, gradients, buckets and moments take {half / GIB:.1f} GiB: the rest is activations",
+        computed=f"parameters, gradients, buckets and moments take {half / GIB:.1f} GiB ({half / 1e9:.1f} GB), so"
+        f" {(large.memory_bytes - half) / 1e9:.1f} GB are left for activations and what is not counted",
         holds=half < large.memory_bytes,
     )
     yield Check(

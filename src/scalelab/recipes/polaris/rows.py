@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
@@ -107,6 +108,7 @@ def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
         ]
         sentences.append(f"A step of the baseline takes {say('seconds', base.step)}.")
         sentences.append(f"Step over the baseline: {', '.join(grown)}.")
+        sentences += describe_width_memory(list_arms(matching))
     failed = list(_describe_invalid(outcomes.get("fixed")))
     sentences += failed
     return Answer(
@@ -114,6 +116,26 @@ def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
         tables=keep_tables(*tables),
         sentences=tuple(sentences),
         questions=pair_questions("polaris", "P3", answer_widths(failed, matching) if failed else {}),
+    )
+
+
+def describe_width_memory(arms: Sequence[Arm]) -> Iterator[str]:
+    """How the peak grows with the width alone, in one data type."""
+    widths: dict[int, int] = {}
+    for arm in arms:
+        held, width = read_memory(arm), arm.trial.options.get("d_model")
+        if held is not None and width is not None and arm.trial.options.get("features") == width:
+            widths.setdefault(int(width), held)
+    ordered = sorted(widths)
+    if len(ordered) < 2:
+        return
+    grown = ", ".join(
+        f"{widths[wide] / widths[narrow]:.1f}× from {narrow} to {wide}" for narrow, wide in pairwise(ordered)
+    )
+    factor = ordered[1] / ordered[0]
+    yield (
+        f"With the width alone, all in {arms[0].trial.dtype}, the peak grows {grown}; quadratic growth would be"
+        f" {factor**2:.0f}× for {factor:.0f}× the width."
     )
 
 
@@ -203,7 +225,9 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
             sentences.append(f"Step over float32 at target length {length}: {'; '.join(words)}.")
     unclear = "published: whole training runs, one each; cast or autocast is not specified"
     held_by = {length: measure_dtypes(outcomes.get(f"length{length}")) for length in LENGTHS}
-    first = next((line for line in times if line.published is not None), None)
+    lost = set(find_lost(outcomes))
+    learning = [line for line in times if line.published is not None and line.what not in lost]
+    first = next((line for line in learning if "bfloat16" in line.what), next(iter(learning), None))
     return Answer(
         main=Main("ratio", f"step over {REFERENCE}, {first.what}", *first[1:]) if first else None,
         tables=keep_tables(
@@ -225,13 +249,21 @@ def measure_dtypes(outcome: Outcome | None) -> dict[str, int]:
     return {arm.label: held for arm in list_arms(outcome) if (held := read_memory(arm)) is not None}
 
 
+def find_lost(outcomes: Outcomes) -> dict[str, tuple[int, str]]:
+    """Length and data type of the runs whose loss is not finite, by their line."""
+    return {
+        f"length {length}, {arm.label}": (length, arm.label)
+        for length in LENGTHS
+        for arm in list_arms(outcomes.get(f"length{length}"))
+        if any(not math.isfinite(loss) for result in arm.completed for loss in result.losses().values())
+    }
+
+
 def describe_lost(outcomes: Outcomes) -> Iterator[str]:
     """Which data types lose the loss: less memory is worth nothing if nothing is learnt."""
     lost: dict[str, list[int]] = {}
-    for length in LENGTHS:
-        for arm in list_arms(outcomes.get(f"length{length}")):
-            if any(not math.isfinite(loss) for result in arm.completed for loss in result.losses().values()):
-                lost.setdefault(arm.label, []).append(length)
+    for length, label in find_lost(outcomes).values():
+        lost.setdefault(label, []).append(length)
     for label, lengths in lost.items():
         yield (
             f"With {label} the loss becomes NaN or infinite at target length {', '.join(map(str, lengths))}: its times"

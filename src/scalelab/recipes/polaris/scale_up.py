@@ -151,6 +151,12 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
     for dtype in FORECAST_DTYPES:
         sentences += describe_forecast(outcomes.get(f"forecast-{dtype}"), published.CARD_BYTES)
     peak = read_peak(outcomes.get(f"forecast-{LARGEST.dtype}"))
+    if peak is not None and peak < LARGEST.memory_bytes:
+        sentences.insert(
+            len(models),
+            f"The forecast in {LARGEST.dtype}, activations included, is {say('bytes', LARGEST.memory_bytes - peak)}"
+            f" below the published {print_gigabytes(LARGEST.memory_bytes)}: nothing here explains that rest.",
+        )
     what = f"d_model {LARGEST.d_model} in {LARGEST.dtype}"
     forecast = Compared(what, peak, LARGEST.memory_bytes, print_gigabytes(LARGEST.memory_bytes))
     return Answer(
@@ -183,8 +189,8 @@ def answer_growth(models: Sequence[ScaledUp], full_peak: int | None) -> dict[str
             f"{verdict}. From d_model {found[0].d_model} ({small.arm.trial.dtype}) to {found[1].d_model}"
             f" ({large.arm.trial.dtype}) the width grows {wider:.0f}×, its square {wider**2:.0f}×, parameters"
             f" {parameters:.1f}×{peaks}: attention grows with the square of the width, feed-forward layers of fixed"
-            " width only linearly, and the data type changed at the same time. The number of samples does not matter: a"
-            " step holds one batch."
+            " width only linearly, and the data type changed at the same time (P3 has the width alone). The number"
+            " of samples does not matter: a step holds one batch."
         )
     if full_peak is not None:
         verdict = "No" if full_peak <= published.CARD_BYTES else "Yes"

@@ -1,4 +1,4 @@
-"""R4: the bandwidth that follows from the communication of R3, by step and as it was published."""
+"""R3 and R4: how much of an epoch is communication, and the bandwidth that follows, by step and as published."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from collections.abc import Iterator, Sequence
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.traffic import count_wire_bytes
-from scalelab.recipes.evidence import Compared, keep_tables, make_beside_table, say, scale
+from scalelab.recipes.evidence import Compared, divide_steps, keep_tables, make_beside_table, say, scale
 from scalelab.recipes.recipe import Answer, Outcomes, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.epochs import count_steps, list_pairs, make_main, name_beside, name_pair
+from scalelab.recipes.resnet.epochs import (
+    Pair,
+    count_cores,
+    count_steps,
+    list_pairs,
+    make_main,
+    name_beside,
+    name_pair,
+)
+from scalelab.recipes.resnet.published import subtract_ideal
 from scalelab.report.document import Table
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import is_known
+from scalelab.units import format_count, format_share
 from scalelab.workloads.catalogue import make_options
 
 LIMIT = published.BANDWIDTH_BYTES_PER_SECOND
@@ -31,27 +40,45 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         size=size,
         notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
     )
-    told = [line for line in lines if isinstance(line.ours, Estimate) and is_known(line.ours)]
-    known = [f"{say('bytes', line.ours)}/s ({line.what})" for line in told]
-    bounds = [
-        f"at least {say('bytes', bound)}/s ({line.what})"
-        for line, (_, plain, arm) in zip(lines, pairs, strict=True)
-        if line not in told and (bound := bound_bandwidth(plain, arm)) is not None
-    ]
-    gradients = count_gradient_bytes(pairs[0][2])
-    sentences = [f"Bandwidth with one all-reduce per step: {', '.join((*known, *bounds))}."] if known or bounds else []
-    sentences.append(f"M = {gradients:,} bytes of gradients (4 per parameter).")
+    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
+    rates = [said for _, plain, arm in fair if (said := say_bandwidth(plain, arm))]
+    sentences = [f"Bandwidth with one all-reduce per step: {', '.join(rates)}."] if rates else []
+    sentences += explain_utilization(fair)
     sentences += explain_sharing([arm for _, _, arm in pairs])
-    shares = [line for line in list_utilization(outcomes) if isinstance(line.ours, Estimate) and is_known(line.ours)]
-    if shares:
-        said = ", ".join(f"{say('share', line.ours)} ({line.what}; {line.printed})" for line in shares)
-        sentences.append(f"Utilization of {LIMIT / 1e9:g} GB/s by one all-reduce per epoch, ours; published: {said}.")
     return Answer(
         main=make_main("bandwidth", "bandwidth", list_published_rates(outcomes)),
         tables=keep_tables(table, *compare_as_published(size, outcomes)),
         sentences=tuple(sentences),
         questions=pair_questions("resnet", "R4", {"bandwidth": " ".join(sentences)}),
     )
+
+
+def say_bandwidth(plain: Arm, arm: Arm) -> str:
+    """`21 ± 4 MB/s (2 devices, batch 8)`; a lower limit where communication may be zero; empty where unknown."""
+    found, bound = measure_bandwidth(plain, arm), bound_bandwidth(plain, arm)
+    if found is not None:
+        rate = say("bytes", found)
+        return "" if rate == "unknown" else f"{rate.replace(' to ', '/s to ')}/s ({name_pair(arm)})"
+    return "" if bound is None else f"at least {say('bytes', bound)}/s ({name_pair(arm)})"
+
+
+def explain_utilization(pairs: Sequence[Pair]) -> Iterator[str]:
+    """The share of the published link's bandwidth that a step uses, and why it is low where it is."""
+    found = [(arm, scale(measure_bandwidth(plain, arm), 1 / LIMIT)) for _, plain, arm in pairs]
+    known = [(arm, share) for arm, share in found if share is not None]
+    gradients = count_gradient_bytes(pairs[0][2])
+    sent = f"M = {gradients:,} bytes of gradients (4 per parameter)"
+    if not known:
+        yield f"{sent}."
+        return
+    listed = ", ".join(f"{say('share', share)} ({name_pair(arm)})" for arm, share in known)
+    why = ""
+    if all((share.high or share.value) < 1 for _, share in known):
+        why = (
+            " So low, because T_N − T_1 is not the transfer alone: starting the all-reduces, waiting for the slowest"
+            " rank and computing that ranks slow down for each other all count, and so few bytes hardly fill a link."
+        )
+    yield f"Utilization of the published link's {LIMIT / 1e9:g} GB/s: {listed}, with {sent} in every step.{why}"
 
 
 def list_published_rates(outcomes: Outcomes) -> list[Compared]:
@@ -110,3 +137,102 @@ def explain_sharing(arms: Sequence[Arm]) -> Iterator[str]:
             f"On {' and '.join(map(str, crowded))} devices that share cores this is not a bandwidth: M is the same at"
             " every batch, while T_N − T_1 has all the time that ranks wait for a core."
         )
+
+
+def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
+    pairs = list_pairs(outcomes)
+    lines = []
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        ratio = divide_steps(plain, arm)
+        ours = None if ratio is None else ratio.map(lambda share: 1 - share)
+        there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
+        lines.append(Compared(name_beside(arm, batch), ours, there))
+    if all(line.ours is None for line in lines):
+        return Answer()
+    is_fair = any(not arm.trial.is_oversubscribed for _, _, arm in pairs)
+    shares: list[str] = []
+    parts: list[str] = []
+    for line, (_, plain, arm) in zip(lines, pairs, strict=True):
+        is_none = isinstance(line.ours, Estimate) and line.ours.high is not None and line.ours.high <= 0
+        if not arm.trial.is_oversubscribed:
+            shares.append(f"{'none' if is_none else say('share', line.ours)} ({name_pair(arm)})")
+        computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
+        if not (is_fair and arm.trial.is_oversubscribed):
+            parts.append(f"{say_seconds(computing)} and {say_seconds(rest)} ({name_pair(arm)})")
+    table = make_beside_table(
+        "share",
+        lines,
+        title="Communication by subtraction, share of the epoch",
+        size=size,
+        notes=("(T_N − T_1/N) / T_N; published: with the logged 19.704 s for batch 512",),
+    )
+    seconds = make_beside_table(
+        "number",
+        list_shares_of_epoch(pairs),
+        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
+        size=size,
+        header="ours [s]",  # as the published ones, although many are below a second
+        notes=(
+            "communication: the median over launches of T_N − T_1/N, each with both times of one launch; it need not be"
+            " the difference of two medians",
+            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
+        ),
+    )
+    listed = ", ".join(shares) or "not told here, as ranks share cores"
+    sentences = (
+        f"Communication by subtraction, as a share of the epoch: {listed}.",
+        *explain_floor([arm for _, _, arm in pairs]),
+        f"Computation T_1/N and communication T_N − T_1/N of an epoch, in s: {'; '.join(parts)}.",
+        "It includes everything that does not shrink, such as computation that other ranks slow down.",
+    )
+    fair = [line for line, (_, _, arm) in zip(lines, pairs, strict=True) if not arm.trial.is_oversubscribed]
+    main = make_main("share", "communication", fair or lines)
+    questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
+    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
+
+
+def explain_floor(arms: Sequence[Arm]) -> Iterator[str]:
+    """What the formula gives without any communication where ranks share cores: T_N cannot be below T_1 over cores."""
+    crowded = [arm for arm in arms if arm.trial.is_oversubscribed]
+    if not crowded:
+        return
+    floors = [
+        f"{ranks} ranks on {format_count(cores, 'core')} give at least {format_share(1 - cores / ranks)} without any"
+        for ranks, cores in sorted({(arm.trial.num_ranks, count_cores(arm)) for arm in crowded if count_cores(arm)})
+        if cores and cores < ranks
+    ]
+    why = f": {', '.join(floors)}" if floors else ""
+    yield f"Where devices share cores the formula does not give communication{why}."
+
+
+def say_seconds(time: Estimate | None) -> str:
+    """`3.56 ± 1.20`, all in one unit; with the ends where the interval is wider than the time."""
+    if time is None:
+        return "–"
+    if time.low is None or time.high is None or time.half_width is None:
+        return f"{time.value:.2f}"
+    if time.half_width > time.value:
+        ends = f"({max(0.0, time.low):.2f} to {time.high:.2f})"
+        return f"{max(0.0, time.value):.2f} {ends}" if time.high > 0 else "none"
+    return f"{time.value:.2f} ± {time.half_width:.2f}"
+
+
+def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        what = name_beside(arm, batch)
+        num_steps = count_steps(arm)
+        ideal = published.COMPUTATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
+        printed = published.COMMUNICATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: communication", subtract_epoch(plain, arm), float(printed), f"{printed} s")
+
+
+def subtract_epoch(plain: Arm, arm: Arm) -> Estimate:
+    """T_N − T_1/N of an epoch: its steps times T_N − T_1 of a step, as the batch per device is fixed."""
+    rest, num_steps = (
+        communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True),
+        count_steps(arm),
+    )
+    return rest.map(lambda seconds: seconds * num_steps)

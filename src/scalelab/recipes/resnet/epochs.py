@@ -1,7 +1,7 @@
-"""R2 and R3: epochs on more devices, and how much of them is communication.
+"""R2: epochs on more devices.
 
-One measurement serves both rows and R4. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times
-follow from step times; between devices the batch per device is fixed, so steps scale weakly.
+One measurement serves R3 and R4 too, which are in `bandwidth`. A CIFAR-10 epoch is as many steps as it has whole
+batches, so epoch times follow from step times; between devices the batch per device is fixed, so steps scale weakly.
 
 In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
 batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
@@ -10,14 +10,13 @@ not depend on speed, and is counted on ResNet-18 itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.answers.train import TrainStudy
 from scalelab.data.cifar10 import check_cifar10
@@ -33,16 +32,18 @@ from scalelab.recipes.evidence import (
     list_spread,
     make_beside_table,
     say,
+    say_wide,
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sized_job
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.published import DEVICES, subtract_ideal
+from scalelab.recipes.resnet.published import DEVICES, STRONG_FOR_EPOCHS
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import Option
 from scalelab.report.document import Table
+from scalelab.report.tables import count_column, make_table, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import DIGITS_IMAGES, Job
 from scalelab.units import Quantity, format_count
@@ -54,6 +55,7 @@ SMALL_WIDTH = 4
 SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
 """In small, by the published one; digits hold no 2048."""
 ONE_RUN = "one training run each: no interval; (for 32): the published batch that it stands for"
+APART = "timed one after the other, one device in R1, as load changed: speedups are those of steps, measured in turns"
 QUARTER = "in small, a quarter of the published batch, (for 32), on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
@@ -163,21 +165,62 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
             compare_timed(size, outcomes),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
         ),
-        sentences=(f"Speedup of an epoch over one device: {', '.join(gains)}.", describe_strong_point(outcomes)),
+        sentences=(
+            *describe_two_to_four(outcomes),
+            f"Speedup of an epoch over one device: {', '.join(gains)}.",
+            describe_strong_point(outcomes),
+        ),
         questions=pair_questions("resnet", "R2", answer_scaling(pairs, outcomes)),
     )
 
 
 def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
     """Epoch 2 with loading, timed as a whole; a row per number of devices and batch."""
-    lines = []
-    for n in DEVICES:
-        for batch in published.BATCHES:
-            epoch = read_second_epoch(outcomes.get(f"timed{n}x{batch}"))
-            there = published.EPOCH_SECONDS[n][batch]
-            what = f"{n} devices, {name_batch(choose_batch(size, batch), batch)}"
-            lines.append(Compared(what, epoch.seconds if epoch else None, there, f"{there:.3f} s"))
-    return make_beside_table("seconds", lines, title="Epoch 2 with loading, timed", size=size, notes=(ONE_RUN,))
+    lines = [
+        read_epoch(outcomes.get(f"timed{n}x{batch}"), f"{n} devices, ", size, batch, published.EPOCH_SECONDS[n][batch])
+        for n in DEVICES
+        for batch in published.BATCHES
+    ]
+    return make_timed_table(lines, "Epoch 2 with loading, timed", APART)
+
+
+class TimedEpoch(NamedTuple):
+    """The second epoch of a training run; of digits, epochs of more devices drop more of the last images."""
+
+    what: str
+    seconds: float | None
+    images: int | None
+    printed: str
+
+    @property
+    def image_seconds(self) -> float | None:
+        return self.seconds / self.images if self.seconds and self.images else None
+
+
+def read_epoch(
+    outcome: Outcome | None, who: str, size: Size, batch: int, there: float, *, is_loading: bool = True
+) -> TimedEpoch:
+    result, epoch = find_completed(outcome), read_second_epoch(outcome)
+    what = f"{who}{name_batch(choose_batch(size, batch), batch)}"
+    if result is None or epoch is None:
+        return TimedEpoch(what, None, None, f"{there:.3f} s")
+    images = (epoch.step - result.epochs[0].step) * result.trial.global_batch
+    return TimedEpoch(what, epoch.seconds if is_loading else epoch.compute_seconds, images, f"{there:.3f} s")
+
+
+def make_timed_table(lines: Sequence[TimedEpoch], title: str, *notes: str) -> Table | None:
+    """Beside the published ones, with the time of an image: epochs differ in their images."""
+    table = make_table(
+        lines,
+        text_column("what", "what", lambda line: line.what),
+        seconds_column("ours", "ours", lambda line: line.seconds),
+        count_column("images", "images", lambda line: line.images),
+        seconds_column("image_seconds", "per image", lambda line: line.image_seconds),
+        text_column("published", "published", lambda line: line.printed, align="right"),
+        title=title,
+        notes=(ONE_RUN, *notes),
+    )
+    return table if any(line.seconds is not None for line in lines) else None
 
 
 def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
@@ -192,8 +235,8 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
         for batch, efficiency in known.items()
     )
     answers = {
-        "kind": "Strong scaling: the images of an epoch stay the same while devices are added. The batch per device"
-        " stays the same too, so a single step, which has N times the samples on N devices, scales weakly.",
+        "kind": f"{STRONG_FOR_EPOCHS}: the images of an epoch stay the same while devices are added, but so does the"
+        " batch per device: a step has N times the samples on N devices, so steps scale weakly.",
         "weak": f"{judge_weak(outcomes)} With a fixed batch per device, computing per step stays what it is and only"
         f" the all-reduce is added: efficiency of a step on {most} devices, T_1/T_N, is {listed}. With a fixed global"
         " batch, computing shrinks as 1/N while the gradients keep their bytes.",
@@ -264,6 +307,49 @@ def _compare_published() -> float:
     return 4 * published.EPOCH_SECONDS[4][32] / 4 / published.EPOCH_SECONDS[4][128]
 
 
+def describe_two_to_four(outcomes: Outcomes) -> Iterator[str]:
+    """Whether the second two devices help, in one sentence; nothing where four devices were not measured."""
+    found: dict[int, tuple[Arm, Estimate]] = {}
+    for batch in published.BATCHES:
+        two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
+        ratio = scale(divide_steps(two, four), count_steps(two) / count_steps(four)) if two and four else None
+        if four is not None and ratio is not None:
+            found[batch] = (four, ratio)
+    if not found:
+        return
+    listed = ", ".join(
+        f"{say_wide('ratio', ratio)} at batch {arm.trial.batch_per_rank}" for arm, ratio in found.values()
+    )
+    there = ", ".join(f"{published.SPEEDUPS_TWO_TO_FOUR[batch]:.2f}" for batch in found)
+    verdict = judge_more_devices([ratio for _, ratio in found.values()])
+    yield f"2 → 4 devices: {verdict}{explain_crowd([arm for arm, _ in found.values()])}: {listed} (published: {there})."
+
+
+def judge_more_devices(ratios: Sequence[Estimate]) -> str:
+    """By the ends of the intervals of all batches."""
+    faster = [ratio.low is not None and ratio.low > 1 for ratio in ratios]
+    if all(faster):
+        return "a speedup at every batch"
+    return "a speedup at some batches only" if any(faster) else "no speedup is shown"
+
+
+def explain_crowd(arms: Sequence[Arm]) -> str:
+    """` because 4 ranks share 2 cores, which 2 ranks keep busy`; empty where every rank has cores of its own."""
+    crowded = next((arm for arm in arms if arm.trial.is_oversubscribed), None)
+    if crowded is None:
+        return ""
+    cores, ranks = count_cores(crowded), crowded.trial.num_ranks
+    shared = format_count(cores, "core") if cores else "cores"
+    full = f", which {cores} ranks already keep busy" if cores and 1 < cores < ranks else ""
+    return f", because {ranks} ranks share {shared}{full}"
+
+
+def count_cores(arm: Arm) -> int | None:
+    """That the ranks of an arm have together; None where this is unknown."""
+    cores = {(rank.host, core) for result in arm.completed[:1] for rank in result.ranks for core in rank.cores}
+    return len(cores) or None
+
+
 def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
     """The speedups that were printed; without four devices they stand alone."""
     for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
@@ -296,81 +382,3 @@ def describe_strong_point(outcomes: Outcomes) -> str:
     point = f"1 × {one.trial.batch_per_rank} against 4 × {four.trial.batch_per_rank}"
     shared = ", sharing cores" if four.trial.is_oversubscribed else ""
     return f"The strong-scaling point, {point}{shared}, is {ours}× (two studies; published: {there:.2f}×)."
-
-
-def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
-    pairs = list_pairs(outcomes)
-    lines = []
-    for batch, plain, arm in pairs:
-        ranks = arm.trial.num_ranks
-        ratio = divide_steps(plain, arm)
-        ours = None if ratio is None else ratio.map(lambda share: 1 - share)
-        there = subtract_ideal(ranks, batch, as_used=False) / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(name_beside(arm, batch), ours, there))
-    if all(line.ours is None for line in lines):
-        return Answer()
-    shares, parts = [], []
-    for line, (_, plain, arm) in zip(lines, pairs, strict=True):
-        is_none = isinstance(line.ours, Estimate) and line.ours.high is not None and line.ours.high <= 0
-        shares.append(f"{'none' if is_none else say('share', line.ours)} ({name_pair(arm)})")
-        computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
-        parts.append(f"{say_seconds(computing)} and {say_seconds(rest)} ({name_pair(arm)})")
-    table = make_beside_table(
-        "share",
-        lines,
-        title="Communication by subtraction, share of the epoch",
-        size=size,
-        notes=("(T_N − T_1/N) / T_N; published: with the logged 19.704 s for batch 512",),
-    )
-    seconds = make_beside_table(
-        "number",
-        list_shares_of_epoch(pairs),
-        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
-        size=size,
-        header="ours [s]",  # as the published ones, although many are below a second
-        notes=(
-            "communication: the median over launches of T_N − T_1/N, each with both times of one launch; it need not be"
-            " the difference of two medians",
-            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
-        ),
-    )
-    sentences = (
-        f"Communication by subtraction, as a share of the epoch: {', '.join(shares)}.",
-        f"Computation T_1/N and communication T_N − T_1/N of an epoch, in s: {'; '.join(parts)}.",
-        "It includes everything that does not shrink, such as computation that other ranks slow down.",
-    )
-    main = make_main("share", "communication", lines)
-    questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
-    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
-
-
-def say_seconds(time: Estimate | None) -> str:
-    """`3.56 ± 1.20`, all in one unit; with the ends where the interval is wider than the time."""
-    if time is None:
-        return "–"
-    if time.low is None or time.high is None or time.half_width is None:
-        return f"{time.value:.2f}"
-    if time.half_width > time.value:
-        ends = f"({max(0.0, time.low):.2f} to {time.high:.2f})"
-        return f"{max(0.0, time.value):.2f} {ends}" if time.high > 0 else "none"
-    return f"{time.value:.2f} ± {time.half_width:.2f}"
-
-
-def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
-    for batch, plain, arm in pairs:
-        ranks = arm.trial.num_ranks
-        what = name_beside(arm, batch)
-        num_steps = count_steps(arm)
-        ideal = published.COMPUTATION_SECONDS[ranks][batch]
-        yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
-        printed = published.COMMUNICATION_SECONDS[ranks][batch]
-        yield Compared(f"{what}: communication", subtract_epoch(plain, arm), float(printed), f"{printed} s")
-
-
-def subtract_epoch(plain: Arm, arm: Arm) -> Estimate:
-    """T_N − T_1/N of an epoch: its steps times T_N − T_1 of a step, as the batch per device is fixed."""
-    rest, num_steps = (
-        communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True),
-        count_steps(arm),
-    )
-    return rest.map(lambda seconds: seconds * num_steps)

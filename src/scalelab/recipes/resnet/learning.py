@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from scalelab.recipes.evidence import (
     quote,
     say_wide,
 )
+from scalelab.recipes.feasibility import choose
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.epochs import make_job
@@ -38,6 +39,10 @@ SMALL_RATE = published.BASE_RATE * SMALL_BATCH / published.BASE_BATCH
 LAGGING = 10
 """R5: so many times the updates that running averages reach back, and they no longer lag behind the weights."""
 REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
+NUM_CLASSES = 10
+"""Of CIFAR-10 and of digits."""
+NEAR_CHANCE = 0.005
+"""An accuracy as near to chance is called so, however narrow its interval."""
 KEPT, UNFINISHED = 0.9, 0.05
 """R5: what an update keeps of batch norm's running averages (momentum 0.1 in torch), and how much left still counts."""
 
@@ -67,7 +72,14 @@ def make_r5(size: Size) -> Row:
             epochs=published.LARGE_EPOCHS,
             job=make_job(size, optimization=Optimization(lr=SMALL_RATE)),
         )
-    return Row(id="R5", title="Large batch", parts={"learning": study}, conclude=partial(answer_r5, size), num_tables=0)
+    return Row(
+        id="R5",
+        title="Large batch",
+        parts={"learning": study},
+        conclude=partial(answer_r5, size),
+        num_tables=0,
+        reason=choose(size, small=f"1 rank takes the whole batch; full size has {published.LARGE_RANKS}", full=""),
+    )
 
 
 def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
@@ -96,13 +108,25 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("accuracy", tests, title="Test accuracy after the last epoch", size=size),
             list_epochs(outcome),
         ),
-        sentences=quote(outcome),
+        sentences=(*describe_training(trained), *quote(outcome)),
         questions=pair_questions(
             "resnet",
             "R5",
             answer_learning(trained, count_updates(outcome), find_noise(outcome), tested, compare_seeds(seeds)),
         ),
     )
+
+
+def describe_training(trained: Mapping[str, tuple[str, Estimate]]) -> Iterator[str]:
+    """What the question asks: training accuracy with both batches, and what the large one loses."""
+    if {"small", "large"} <= set(trained):
+        (_, small), (_, large) = trained["small"], trained["large"]
+        yield (
+            f"Training accuracy in the last epoch is {say_wide('accuracy', large)} with the large batch and"
+            f" {say_wide('accuracy', small)} with the small one at the same learning rate"
+            f" (published: {100 * published.LARGE_ACCURACY:.2f} %, small often above"
+            f" {published.SMALL_BATCH_PERCENT:g} %). Differences are taken seed by seed."
+        )
 
 
 def list_epochs(outcome: Outcome | None) -> Table | None:
@@ -152,15 +176,14 @@ def answer_learning(
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
         return {}
-    (_, small), (_, large) = trained["small"], trained["large"]
+    _, large = trained["large"]
     rate = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
     return {
-        "accuracy": f"{say_wide('accuracy', large)} of training images were classified correctly in the last epoch with"
-        f" the large batch, {say_wide('accuracy', small)} with the small one. At the same rate, the large batch makes"
-        f" fewer updates in as many epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}",
+        "accuracy": f"{' '.join(describe_training(trained))} The large batch makes fewer updates in as many"
+        f" epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}",
         "remedies": f"By linear scaling of the rate with the batch (published: {rate} = {published.SCALED_RATE}) and"
         f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained, gains or {})}"
-        f"{explain_remedies(gains or {}, updates, noise)}{explain_lag(trained, tested or {}, updates)}",
+        f"{explain_remedies(gains or {}, updates, noise)}{explain_lag(trained, tested or {}, updates, gains or {})}",
     }
 
 
@@ -173,14 +196,25 @@ def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], up
     if left < UNFINISHED:
         return ""
     return (
-        f" Of test images it is only {say_wide('accuracy', found)}: training normalizes by its batch, evaluation by"
-        f" running averages of batch norm, which after {updates['large']} updates still consist to {format_share(left)}"
-        f" of their initial values ({KEPT}^{updates['large']})."
+        f" Of test images it is only {say_wide('accuracy', found)}{name_chance(found)}: training"
+        f" normalizes by its batch, evaluation by batch norm's running averages, which after {updates['large']} updates"
+        f" still consist to {format_share(left)} of their initial values ({KEPT}^{updates['large']})."
     )
 
 
+def name_chance(accuracy: Estimate) -> str:
+    """`, chance with 10 classes`, where the interval includes that or nearly does."""
+    low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
+    chance = 1 / NUM_CLASSES
+    is_chance = low <= chance <= high or abs(accuracy.value - chance) < NEAR_CHANCE
+    return f", chance with {NUM_CLASSES} classes" if is_chance else ""
+
+
 def explain_lag(
-    trained: Mapping[str, tuple[str, Estimate]], tested: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]
+    trained: Mapping[str, tuple[str, Estimate]],
+    tested: Mapping[str, tuple[str, Estimate]],
+    updates: Mapping[str, int],
+    gains: Mapping[str, Estimate],
 ) -> str:
     """Why a remedy that helps training may not show on test images: averages of batch norm lag behind the weights."""
     reach = round(1 / (1 - KEPT))
@@ -190,12 +224,14 @@ def explain_lag(
         for name, words in REMEDIES.items()
         if name in trained and name in tested and (tested[name][1].high or 1.0) < (trained[name][1].low or 0.0)
     }
-    if not behind or not 0 < num < LAGGING * reach:
+    is_helped = any(judge_gain(gain) == HELPS for gain in gains.values())
+    if not behind or not is_helped or not 0 < num < LAGGING * reach:
         return ""
-    listed = ", ".join(f"{words} {say_wide('accuracy', found)}" for words, found in behind.items())
+    listed = ", ".join(f"{words} {say_wide('accuracy', found)}{name_chance(found)}" for words, found in behind.items())
+    averaged = f"the last {reach} of {num} updates" if num > reach else f"all {num} updates"
     return (
         f" Test images do not show it yet ({listed}): they are normalized by batch norm's running averages over about"
-        f" the last {reach} of {num} updates, in which a large rate moves the weights away from what was averaged."
+        f" {averaged}, in which a large rate moves the weights away from what was averaged."
     )
 
 
@@ -221,13 +257,13 @@ def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]],
     )
 
 
-HELPS = "helps"
+HELPS, WORSE = "helps", "worse"
 
 
 def judge_gain(gain: Estimate) -> str:
     if gain.low is None or gain.high is None:
         return "no interval"
-    return HELPS if gain.low > 0 else "worse" if gain.high < 0 else "no gain beyond its interval"
+    return HELPS if gain.low > 0 else WORSE if gain.high < 0 else "no gain beyond its interval"
 
 
 def format_gain(gain: Estimate) -> str:
@@ -242,7 +278,9 @@ def explain_remedies(
     """Why no remedy helped: too few updates, or a batch above the gradient noise scale (McCandlish et al. 2018)."""
     if not gains or any(judge_gain(gain) == HELPS for gain in gains.values()):
         return ""
-    why = f" Why not: {updates['large']} updates are few for either to take effect." if "large" in updates else ""
+    is_worse = any(judge_gain(gain) == WORSE for gain in gains.values())
+    few = "few for a large rate to settle" if is_worse else "few for either to take effect"
+    why = f" Why not: {updates['large']} updates are {few}." if "large" in updates else ""
     if noise is None:
         return why
     scale, batch = noise

@@ -15,7 +15,6 @@ from scalelab.recipes.evidence import (
     keep_tables,
     make_beside_table,
     quote,
-    say,
     say_wide,
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
@@ -93,7 +92,7 @@ def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
         is_ratio=True,
     )
     verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
-    sentence = f"DDP all-reduces {say('count', sent)} bytes of gradients per step, {verdict} the published {printed}."
+    sentence = f"DDP all-reduces {sent:,} bytes of gradients per step, {verdict} the published {printed}."
     return Answer(
         main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
         tables=keep_tables(table),

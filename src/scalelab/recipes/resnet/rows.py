@@ -32,18 +32,18 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.bandwidth import answer_r4
+from scalelab.recipes.resnet.bandwidth import answer_r3, answer_r4
 from scalelab.recipes.resnet.epochs import (
-    ONE_RUN,
     QUARTER,
     answer_r2,
-    answer_r3,
     choose_batch,
     count_steps,
     make_job,
     make_main,
     make_timed,
+    make_timed_table,
     name_batch,
+    read_epoch,
     read_second_epoch,
 )
 from scalelab.recipes.resnet.learning import make_r5
@@ -146,18 +146,13 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
 
 def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
     """Epoch 2 of a training run, without and with loading."""
-    epochs = {batch: read_second_epoch(outcomes.get(f"timed{batch}")) for batch in published.COMPUTE_SECONDS}
-    parts = {"compute_seconds": published.COMPUTE_SECONDS, "seconds": published.ONE_DEVICE_SECONDS}
-    for name, there in parts.items():
+    for is_loading, there in ((False, published.COMPUTE_SECONDS), (True, published.ONE_DEVICE_SECONDS)):
         lines = [
-            Compared(
-                name_batch(choose_batch(size, batch), batch), getattr(epoch, name, None), seconds, f"{seconds:.3f} s"
-            )
-            for batch, epoch in epochs.items()
-            if (seconds := there.get(batch)) is not None
+            read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there[batch], is_loading=is_loading)
+            for batch in published.COMPUTE_SECONDS
+            if batch in there
         ]
-        title = f"Epoch 2 {'without' if name == 'compute_seconds' else 'with'} loading, timed"
-        yield make_beside_table("seconds", lines, title=title, size=size, notes=(ONE_RUN,))
+        yield make_timed_table(lines, f"Epoch 2 {'with' if is_loading else 'without'} loading, timed")
 
 
 def read_timed(size: Size, outcomes: Outcomes) -> dict[int, tuple[float, int]]:
@@ -242,7 +237,10 @@ def explain_end(last: Estimate) -> str:
     busy = "Once every core or multiprocessor is busy, an image takes the time of its arithmetic and memory traffic"
     if judge(last) is Verdict.SLOWER:
         return f"{busy}; that is not reached here, as the largest batch still gains."
-    return f"{busy}: a larger batch gains nothing more, and loses where its activations no longer fit the caches."
+    return (
+        f"{busy}: a larger batch gains nothing more. Why it may lose was not measured; activations that no longer"
+        " fit the caches are one possible reason."
+    )
 
 
 def measure_computing(arm: Arm | None) -> Estimate | None:

@@ -179,10 +179,14 @@ def _describe_peak(row: MemoryRow) -> Iterator[Finding]:
     states, current = row.states_bytes, report.current_bytes
     if states:
         kept = report.by_category.get("activations", 0) + report.by_category.get("output", 0)
+        absent = (
+            "" if report.by_category.get("gradients") else ", not all of it at the peak, which has no gradients yet"
+        )
         yield STATES(
             row.label,
             f"Parameters, gradients and optimizer states alone take {format_bytes(states)},"
-            f" {format_share(states / peak)} of the peak; activations and the output take {format_share(kept / peak)}.",
+            f" {format_share(states / peak)} of the peak{absent}; activations and the output take"
+            f" {format_share(kept / peak)} of it.",
             states_bytes=states,
             share=states / peak,
         )
