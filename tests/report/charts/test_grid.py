@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.report.charts.grid import MISSING, measure_luminance, mix_colours, plot_grid
+from scalelab.report.charts.grid import MISSING, list_ticks, measure_luminance, mix_colours, plot_grid
 from scalelab.report.charts.plot import Axis, Row
 from scalelab.report.document import Chart
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values
@@ -79,3 +79,8 @@ def test_luminance_is_that_of_black_and_of_white() -> None:
 def test_small_numbers_beside_large_ones_are_not_written_as_nothing() -> None:
     rows = [make_row("16", "4", 0.0004), make_row("32", "4", 0.03), make_row("16", "8", 0.2), make_row("32", "8", 0.3)]
     assert set(list_texts(plot(*rows))) == {"0.40", "30.0", "200.0", "300.0"}
+
+
+def test_the_legend_of_cells_that_span_decades_reaches_the_last_of_them() -> None:
+    assert list_ticks([0.93, 26.0, 94.4]) == [1, 2, 5, 10, 20, 50]
+    assert list_ticks([0.004, 0.3]) == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]

@@ -11,7 +11,7 @@ A cell that failed or was not run has no colour and says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +117,13 @@ def measure_luminance(colour: tuple[float, float, float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def list_ticks(numbers: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times every power of ten between the least and the largest: Vega's own leave out the last ones."""
+    powers = range(math.floor(math.log10(min(numbers))), math.floor(math.log10(max(numbers))) + 1)
+    ticks = [float(f"{one}e{power}") for power in powers for one in (1, 2, 5)]
+    return [tick for tick in ticks if min(numbers) <= tick <= max(numbers)]
+
+
 def _list_names(rows: Rows, axis: Axis) -> list[str]:
     return list(dict.fromkeys(str(row[axis.field]) for row in rows))
 
@@ -143,7 +150,14 @@ def _list_layers(
     ends = [f"rgb({red}, {green}, {blue})" for red, green, blue in (LIGHT, DARK)]
     scale = {"type": "log" if is_log else "linear", "range": ends, "interpolate": "rgb", "zero": False, "nice": False}
     scale = {key: one for key, one in scale.items() if not (is_log and key == "zero")}
-    colour = {"field": value.field, "type": "quantitative", "title": plotted.titles[value.field], "scale": scale}
+    colour: dict[str, Any] = {
+        "field": value.field,
+        "type": "quantitative",
+        "title": plotted.titles[value.field],
+        "scale": scale,
+    }
+    if is_log:
+        colour["legend"] = {"values": list_ticks([float(one[value.field]) for one in measured])}
     ink = {"condition": {"test": "datum.is_white", "value": "white"}, "value": "black"}
     tooltip, why = tooltips
     label = {"field": "label", "type": "nominal"}
