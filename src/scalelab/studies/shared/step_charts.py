@@ -95,8 +95,8 @@ def find_row(sections: Sequence[Section], part: str) -> int | None:
 
 
 def list_arms(study: Study, results: Sequence[TrialResult]) -> list[Arm]:
-    """The configurations that train something, without the warm-up that the study drops."""
-    trained = [result for result in results if result.trial.takes_steps]
+    """The configurations that train to be timed, without the warm-up that the study drops."""
+    trained = [result for result in results if result.trial.takes_steps and result.quantized is None]
     parts: dict[str, list[TrialResult]] = {}
     for result in map(study.count_steps, trained):
         parts.setdefault(study.find_part(result.trial), []).append(result)
