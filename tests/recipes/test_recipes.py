@@ -329,7 +329,8 @@ ANSWERS = {
     "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d+ ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
     "S2.drop": (r"^ At 2 ranks already, from 100 % to 8[78]",),
     "S2.quantitative": (
-        r"= 37\.\d ms \(1/2 of the plain loop\) \+ 4\.\d ms of exposed communication",
+        r"= 37\.\d ± \S+ ms \(1/2 of the plain loop\) \+ 4\.\d ± \S+ ms of exposed communication",
+        r"\+ 0\.\d .*ms left over",
         r"fraction 1[345]",
         r"Every rank computes with 1 thread, the plain loop too: 2 ranks have 2 times its cores",
     ),

@@ -163,9 +163,10 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
     num_agree, num_wide = comparable.count(AGREES), comparable.count(IMPRECISE)
     wide = f", {num_wide} {'is' if num_wide == 1 else 'are'} too imprecise to tell" if num_wide else ""
     said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree{wide}" if comparable else ""
+    to_measure = " to measure" if num_rows < len(rows) else ""
     yield ROWS(
         "",
-        f"{len(ran)} of {format_count(num_rows, 'row')} ran{which}{said}.",
+        f"{len(ran)} of {format_count(num_rows, 'row')}{to_measure} ran{which}{said}.",
         rows=num_rows,
         ran=len(ran),
         comparable=len(comparable),

@@ -29,7 +29,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.losses import find_first_difference, read_losses
 from scalelab.studies.straggler import STRAGGLER
-from scalelab.units import format_interval, format_share
+from scalelab.units import format_interval
 
 
 def answer_delay(outcome: Outcome | None) -> Answers:
@@ -57,6 +57,7 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             f" {say_wide('share', serial)} does not shrink, so by Amdahl's law no number of ranks gains more than 1/f ="
             f" {1 / serial.value:.1f} times.",
             *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
+            "The former tests only whether the delay is added, the latter also communication.",
             explain_excess(arms, delays),
         ),
     }
@@ -258,7 +259,7 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
             f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
             compare_losses(slow, usual),
             *describe_slow_rank(outcome, slow),
-            *describe_waiting(outcome, slow),
+            *describe_waiting(outcome),
         ),
     }
 
@@ -285,24 +286,17 @@ def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
         if finding.values.get("verdict") != "slow" or not isinstance(longer, Estimate):
             yield finding.text
             continue
-        who, where = finding.values["rank"], finding.values["phase"]
-        yield (
-            f"Rank {who} is slow in {where}: {say_wide('seconds', longer)} per step longer than another rank,"
-            f" {share_of_step(longer, slow)}."
-        )
+        who, where, share = (finding.values[name] for name in ("rank", "phase", "share"))
+        part = f", {say_wide('share', share)} of a step without stalls" if isinstance(share, Estimate) else ""
+        yield f"Rank {who} is slow in {where}: {say_wide('seconds', longer)} per step longer than another rank{part}."
 
 
-def describe_waiting(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
+def describe_waiting(outcome: Outcome | None) -> Iterator[str]:
     for finding in outcome.document.findings if outcome and outcome.document else ():
         waiting = finding.values.get("seconds")
         if finding.kind == WAITING.name and isinstance(waiting, Estimate):
             who = finding.subject.capitalize()
-            yield f"{who} waits longest: {say_wide('seconds', waiting)} per step, {share_of_step(waiting, slow)}."
-
-
-def share_of_step(part: Estimate, arm: Arm) -> str:
-    """`51 % of the step of 40.0 ms`."""
-    return f"{format_share(min(1.0, part.value / arm.step.value))} of the step of {say_wide('seconds', arm.step.value)}"
+            yield f"{who} waits longest: {say_wide('seconds', waiting)} per step."
 
 
 def compare_losses(slow: Arm, usual: Arm | None) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalelab.analysis.speedup import communication_by_ablation
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import communication_by_ablation, communication_by_subtraction
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -28,6 +29,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
 from scalelab.units import (
+    Unit,
     choose_unit,
     format_bytes,
     format_count,
@@ -94,7 +96,10 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     }
 
 
-LEFT_OVER = "What is left over is compute that does not shrink with the batch, or slows down beside other ranks."
+LEFT_OVER = (
+    "What is left over, in steps without the all-reduce too, is compute that does not shrink with the batch, or slows"
+    " down beside other ranks."
+)
 
 
 def name_threads(arms: Sequence[Arm]) -> str:
@@ -121,12 +126,28 @@ def split_step(plain: Arm, arm: Arm, over: str) -> str:
     parts = (arm.step.value, plain.step.value / ranks, exposed.value)
     whole, ideal, sent = (round(part / unit.factor, unit.decimals) for part in parts)
     rest = whole - ideal - sent
-    said = [f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (whole, ideal, sent, abs(rest))]
+    left = communication_by_subtraction(plain.clean, arm.comm_free, ranks)  # a step without its all-reduce
+    ideals = plain.step.map(lambda seconds: seconds / ranks)
+    said = [
+        format_part(number * unit.factor, found, unit)
+        for number, found in zip((whole, ideal, sent, abs(rest)), (arm.step, ideals, exposed, left), strict=True)
+    ]
     slow = f"+ {said[3]} left over" if rest >= 0 else f"− {said[3]} by which compute is faster than its ideal"
     return (
         f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
-        f" communication {slow}: {said[1]} of {said[0]} is {format_share(ideal / whole)}, the efficiency by medians."
+        f" communication {slow}; the ideal is {format_share(ideal / whole)} of it, the efficiency by medians."
     )
+
+
+def format_part(seconds: float, measured: Estimate, unit: Unit) -> str:
+    """`6.1 ± 1.1 ms`: a part that was rounded to add up, with the interval of its estimate."""
+    number, width = format_value(seconds, unit), measured.half_width
+    if width is None or measured.low is None or measured.high is None:
+        return f"{number} {unit.symbol}"
+    if width <= seconds:
+        return f"{number} ± {format_value(width, unit)} {unit.symbol}"
+    low, high = sorted((abs(measured.low), abs(measured.high))) if measured.value < 0 else (measured.low, measured.high)
+    return f"{number} ({format_value(low, unit)} to {format_value(high, unit)}) {unit.symbol}"
 
 
 def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | None:

@@ -42,7 +42,7 @@ from scalelab.studies.delay.report import ADDED, AMDAHL_OVERLAY
 from scalelab.studies.delay.study import Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import Reproducibility
-from scalelab.studies.scaling.answer import LINEARITY, LOSS, OVERSUBSCRIBED
+from scalelab.studies.scaling.answer import LINEARITY, LOSS, OVERHEAD
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING, plot_rank_parts
@@ -168,10 +168,12 @@ def make_s2(size: Size) -> Row:
 
 
 def answer_s2(outcomes: Outcomes) -> Answer:
+    """The main number, and what DDP costs on one rank; the rest is in its answers and its table."""
     outcome = outcomes.get("strong")
-    apart = quote(outcome, LINEARITY.name, LOSS.name, WAITING.name, OVERSUBSCRIBED.name)  # over ddp × 1, or advice
-    sentences = tuple(sentence for sentence in quote(outcome) if sentence not in apart)
-    return Answer(main=find_speedup("", list_arms(outcome)), sentences=sentences)
+    apart = quote(outcome, LINEARITY.name, LOSS.name)  # over ddp × 1
+    main = [sentence for sentence in quote(outcome) if sentence not in apart][:1]
+    own = [sentence for sentence in quote(outcome, OVERHEAD.name) if sentence not in main]
+    return Answer(main=find_speedup("", list_arms(outcome)), sentences=(*main, *own))
 
 
 def make_s3(size: Size) -> Row:
