@@ -106,13 +106,16 @@ class Throughput(SweepStudy):
         if arm is not None and arm.is_measured and len(arm.completed) > 1:
             yield draw_launches(arm, name_samples(self.job, [arm]))
 
-    def extrapolate(self, arm: Arm) -> Extrapolation | None:
-        """What the larger model would need; None if nothing was measured, or samples have no tokens."""
+    def extrapolate(self, arm: Arm, rate: Estimate | None = None) -> Extrapolation | None:
+        """What the larger model would need, by the median step or another rate of it.
+
+        None if nothing was measured, or samples have no tokens.
+        """
         num_parameters = count_parameters(arm)
         if not arm.is_measured or num_parameters is None or name_samples(self.job, [arm]) != "tokens":
             return None
         return extrapolate_training(
-            measure_rate(arm),
+            rate or measure_rate(arm),
             num_parameters,
             target_parameters=self.target_parameters,
             target_tokens=self.target_tokens,

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.gpt2.one_device import answer_sweep, explain_published
-from scalelab.recipes.gpt2.rows import answer_g5, describe_sharding, explain_unsharded, make_g5
+from scalelab.recipes.evidence import Compared
+from scalelab.recipes.gpt2.batches import answer_sweep, name_fastest, note_missing
+from scalelab.recipes.gpt2.one_device import explain_published
+from scalelab.recipes.gpt2.rows import answer_g5, describe_sharding, explain_loss, explain_unsharded, make_g5
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import StepKind, StepSample, TrialResult
@@ -35,6 +37,40 @@ def test_throughput_clearly_grows_only_as_far_as_the_lower_end_is_above_one() ->
     assert grows.startswith("Throughput clearly grows up to batch 4. Memory keeps growing")
     assert "batch 64 does not fit. Tokens/s over the batch before, with 95 % intervals: 2.0" in grows
     assert sweep(b1=(0.1, 0.1, 0.1), b4=(0.5, 0.5, 0.5)).startswith("No clear growth of throughput.")
+
+
+def test_throughput_over_the_smallest_batch_is_told_where_its_neighbours_are_not() -> None:
+    words = sweep(b1=(0.1, 0.1, 0.1), b4=(0.2, 0.45, 0.25), b8=(0.3, 0.31, 0.3))
+    assert words.startswith("Throughput grows over that of batch 1 ("), words
+    assert "where it stops growing is unresolved" in words
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "words"),
+    [
+        ((0.1, 0.1, 0.1), (0.2, 0.2, 0.2), "The highest throughput is "),
+        ((0.1, 0.1, 0.1), (0.2, 0.9, 0.3), "Which batch has the highest throughput is unresolved"),
+    ],
+)
+def test_a_batch_is_called_the_fastest_only_where_it_is(
+    small: tuple[float, ...], large: tuple[float, ...], words: str
+) -> None:
+    found = {1: small, 4: large}
+    results = [make_batch(batch, one, number) for batch, own in found.items() for number, one in enumerate(own, 1)]
+    assert name_fastest(list(group_arms(results, 1).values())).startswith(words)
+
+
+def test_a_quotient_without_an_interval_is_marked() -> None:
+    told, alone = (Compared(name, Estimate(value=1.7, low=low), 2.0) for name, low in (("batch 8", 1.2), ("32", None)))
+    assert note_missing([told, alone]) == ("32: no interval, as fewer than two launches completed both batches",)
+    assert not note_missing([told])
+
+
+def test_what_keeps_ddp_below_its_ranks_is_told_in_time() -> None:
+    base, ddp = Estimate(value=8.0), Estimate(value=5.0)
+    words = explain_loss(Estimate(value=1.6, low=1.5, high=1.7), base, ddp)
+    assert "a step takes 50.0 ms more than the baseline's over 2" in words
+    assert not explain_loss(Estimate(value=1.6, low=1.5, high=2.1), base, ddp)
 
 
 def test_the_published_surplus_is_about_the_logits() -> None:

@@ -1,40 +1,31 @@
-"""The jobs of all rows; G1 to G4: memory, throughput, extrapolation to a larger model, and the batch size."""
+"""The jobs of all rows; G1 to G3: memory, throughput, and extrapolation to a larger model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
-    ACCOUNTED,
     Compared,
     MemoryForecast,
-    describe_limit,
-    divide_steps,
-    explain_limit,
     find_arm,
-    is_out_of_memory,
     keep_tables,
-    list_arms,
     make_beside_table,
     quote,
-    read_memory,
     read_peak,
     say,
-    scale,
+    say_wide,
 )
-from scalelab.recipes.feasibility import choose, count_state_bytes, make_sampling, make_sized_job
+from scalelab.recipes.feasibility import choose, count_state_bytes, make_sized_job
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
 from scalelab.records.settings import Optimization, StepShape
 from scalelab.records.strategies import PLAIN
 from scalelab.records.trial import Option
-from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.memory.answer import MemoryRow, collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
@@ -42,11 +33,8 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
-from scalelab.studies.throughput import Throughput
-from scalelab.units import format_interval
+from scalelab.studies.throughput import Throughput, measure_total_rate
 
-SMALL_LIMIT = "300MB"
-"""What a rank may allocate in small, so that the largest batch does not fit."""
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
 """Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
 VIEWER = "https://pytorch.org/memory_viz"
@@ -54,8 +42,6 @@ SHARD: dict[str, Option] = {"data": "tokens", "data_path": str(Path(__file__).pa
 """The text that comes with scalelab, a byte a token; `--tokens` replaces it."""
 STRATEGIES: tuple[str, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
 BASELINE = PLAIN
-EDGE = 0.01
-"""How far above 1 the lower end of a gain must be to be called clear."""
 OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
 LETTERS = "M, G: millions, billions; years of 365 days"
 NOT_RESERVED = "reserved: by the allocator of a GPU; that of a CPU reserves nothing"
@@ -206,14 +192,16 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
     arm = find_arm(outcomes.get("speed"))
     if arm is None:
         return Answer()
-    rate, steps = measure_rate(arm), arm.step.map(lambda seconds: 1 / seconds)
+    rate, num_tokens = measure_total_rate(arm), count_tokens(arm)
+    steps = rate.map(lambda tokens: tokens / num_tokens)
     lines = [
         Compared("tokens/s", rate, published.TOKENS_PER_SECOND, f"{published.TOKENS_PER_SECOND:,}"),
         Compared("steps/s", steps, published.STEPS_PER_SECOND, str(published.STEPS_PER_SECOND)),
     ]
     sentence = (
-        f"{say('rate', rate)} tokens/s, {say('rate', steps)} steps/s of {count_tokens(arm)} tokens, by the median step"
-        f" (published: {lines[0].printed} and {lines[1].printed})."
+        f"{say_wide('rate', rate)} tokens/s, {say_wide('rate', steps)} steps/s of {num_tokens} tokens, over all steps"
+        f" (published: {lines[0].printed} and {lines[1].printed}); by the median step"
+        f" {say_wide('rate', measure_rate(arm))} tokens/s."
     )
     table = make_beside_table("rate", lines, title="Per second", size=size)
     return Answer(
@@ -237,7 +225,7 @@ def count_timed(arm: Arm) -> str:
 
 def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
     arm = find_arm(outcomes.get("speed"))
-    future = study.extrapolate(arm) if arm else None
+    future = study.extrapolate(arm, measure_total_rate(arm)) if arm else None
     if future is None:
         return Answer()
     rate = compare_printed("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)
@@ -282,90 +270,3 @@ def say_large(estimate: Estimate) -> str:
 
 def compare_printed(what: str, ours: Estimate, printed: str) -> Compared:
     return Compared(what, ours, float(printed.replace(",", "")), printed)
-
-
-def make_g4(size: Size) -> Row:
-    study = BatchSize(
-        batches=(*(row.batch for row in published.BATCH_ROWS), published.OUT_OF_MEMORY_BATCH),
-        job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=8, steps=8, phase_steps=0),
-    )
-    return Row(
-        id="G4",
-        title="Batch sweep",
-        parts={"sweep": study},
-        conclude=partial(answer_g4, size),
-        num_tables=0,
-        expects=partial(is_out_of_memory, published.OUT_OF_MEMORY_BATCH),
-        accounts_memory=True,
-    )
-
-
-def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
-    outcome = outcomes.get("sweep")
-    first_row = published.BATCH_ROWS[0]
-    first = find_arm(outcome, global_batch=first_row.batch)
-    if first is None or outcome is None:
-        return Answer()
-    rates, gains, memory = [], [], []
-    for row in published.BATCH_ROWS:
-        arm, what = find_arm(outcome, global_batch=row.batch), f"batch {row.batch}"
-        rate = measure_rate(arm) if arm else None
-        rates.append(Compared(what, rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
-        gain = 1.0 if arm is first else measure_gain(first, arm)
-        gains.append(Compared(what, gain, row.tokens_per_second / first_row.tokens_per_second))
-        peak = read_memory(arm) if arm else None
-        memory.append(Compared(what, peak, row.megabytes * published.MEGABYTE, f"{row.megabytes:,} MB"))
-    limit = describe_limit(outcome)
-    best = max(list_arms(outcome), key=lambda arm: measure_rate(arm).value)
-    sentence = (
-        f"The highest throughput is {say('rate', measure_rate(best))} tokens/s at batch"
-        f" {best.trial.global_batch}{f'; {limit}' if limit else ''} (published: out of memory at"
-        f" {published.OUT_OF_MEMORY_BATCH}). Every batch ran in a fresh process, so its memory is its own."
-    )
-    last = next((line for line in reversed(gains) if line.ours is not None), gains[0])
-    return Answer(
-        main=Main("ratio", f"tokens/s over batch {first_row.batch}, {last.what}", *last[1:]),
-        tables=keep_tables(
-            make_beside_table("rate", rates, title="Tokens per second", size=size),
-            make_beside_table("ratio", gains, title="Tokens per second, over batch 1", size=size),
-            make_beside_table(
-                "bytes",
-                memory,
-                title="Peak memory",
-                size=size,
-                notes=(ACCOUNTED, "published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
-            ),
-        ),
-        sentences=(sentence, *explain_limit(outcome)),
-        questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
-    )
-
-
-def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
-    """Where throughput stops growing: every batch over the one before, and what memory does."""
-    ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
-    gains = {arm.trial.global_batch: measure_gain(before, arm) for before, arm in pairwise(ordered)}
-    known = {batch: gain for batch, gain in gains.items() if gain is not None}
-    if not known:
-        return {}
-    listed = ", ".join(f"{format_interval('ratio', gain)} at {batch}" for batch, gain in known.items())
-    growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1]
-    clear = [batch for batch in growing if (known[batch].low or 0.0) >= 1 + EDGE]
-    edge = [str(batch) for batch in growing if batch not in clear]
-    verdict = f"Throughput clearly grows up to batch {clear[-1]}" if clear else "No clear growth of throughput"
-    verdict += f"; at the edge of the interval at {', '.join(edge)}" if edge else ""
-    held = {arm.trial.global_batch: read_memory(arm) for arm in ordered}
-    memory = ", ".join(f"{say('bytes', num_bytes)} at {batch}" for batch, num_bytes in held.items() if num_bytes)
-    return {
-        "batches": f"{verdict}. Memory keeps growing with the activations"
-        f" ({memory}){f'; {limit}' if limit else ''}. Tokens/s over the batch before, with 95 % intervals: {listed}."
-        " Larger batches spread the fixed cost of a step over more tokens until the device is busy."
-    }
-
-
-def measure_gain(first: Arm, arm: Arm | None) -> Estimate | None:
-    """Throughput over that of the first batch, round by round."""
-    if arm is None:
-        return None
-    return scale(divide_steps(first, arm), arm.trial.global_batch / first.trial.global_batch)
