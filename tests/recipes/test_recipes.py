@@ -18,7 +18,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.gpt2.one_device import VIEWER, make_g1
 from scalelab.recipes.recipe import QUESTIONS, Question, Size, list_scripts, read_published
-from scalelab.recipes.report import OTHER_SETUP, ROW
+from scalelab.recipes.report import OTHER_SETUP, ROW, mark_title
 from scalelab.recipes.reproduce import RECIPES, NameOfRecipe, Reproduce, conclude_part
 from scalelab.records.environment import Gpu
 from scalelab.records.observations import MemoryReport
@@ -450,6 +450,11 @@ def test_two_more_devices_are_the_first_answer_of_r2(documents: dict[str, Docume
     (found,) = (finding for finding in select(documents["resnet"].findings, ROW) if finding.subject == "R2")
     assert found.text.startswith("R2: 2 → 4 devices: a speedup at every batch")
     assert "(published: 1.78, 1.96, 1.94)" in found.text
+
+
+def test_a_part_is_named_once_in_a_title() -> None:
+    assert mark_title("Step time by workers", "workers") == "Step time by workers"
+    assert mark_title("Memory", "forecast") == "Memory (forecast)"
 
 
 def test_one_training_run_has_one_row_beside_two_reports(documents: dict[str, Document]) -> None:

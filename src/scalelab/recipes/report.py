@@ -266,12 +266,17 @@ def merge_tables(shown: Sequence[tuple[str, Table]], *, is_marked: bool) -> Iter
     for group in alike.values():
         key, first = group[0]
         if len(group) == 1:
-            yield replace(first, title=f"{first.title} ({key})") if is_marked and first.title else first
+            yield replace(first, title=mark_title(first.title, key)) if is_marked and first.title else first
             continue
         columns = (Column(key="part", header="part", align="left"), *first.columns)
         rows = tuple((make_cell(key), *row) for key, table in group for row in table.rows)
         notes = tuple(dict.fromkeys(note for _, table in group for note in table.notes))
         yield replace(first, columns=columns, rows=rows, notes=notes)
+
+
+def mark_title(title: str, part: str) -> str:
+    """With the part that it is of, unless its last word says so."""
+    return title if title.lower().endswith(part.lower()) else f"{title} ({part})"
 
 
 def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
@@ -280,7 +285,7 @@ def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
     found = {key: chart for key, chart in mains.items() if chart is not None}
     left_out = list(found)[MOST_CHARTS:]
     for number, (key, chart) in enumerate(list(found.items())[:MOST_CHARTS], start=1):
-        named = replace(chart, title=f"{chart.title} ({key})") if len(found) > 1 else chart
+        named = replace(chart, title=mark_title(chart.title, key)) if len(found) > 1 else chart
         if number == MOST_CHARTS and left_out:
             named = replace(named, caption=f"{named.caption} Not drawn: {', '.join(left_out)}.".strip())
         yield named

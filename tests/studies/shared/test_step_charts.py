@@ -18,10 +18,11 @@ from scalelab.report.document import Chart, Document, Section, render_json
 from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.studies.catalogue import derive_document
-from scalelab.studies.shared.arms import TOO_SHORT, describe_status
+from scalelab.studies.shared.arms import TOO_SHORT, describe_status, group_arms
 from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import (
     SERIES_POINTS,
+    describe_spread,
     find_row,
     list_arms,
     plot_arm,
@@ -153,6 +154,23 @@ def make_steps(configuration: str, seconds: list[float]) -> TrialResult:
     trial = make_record(configuration=configuration)
     samples = (StepSample(0, step, StepKind.CLEAN, float(step), one) for step, one in enumerate(seconds))
     return make_result(trial, samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("medians", "words"),
+    [
+        ((0.015, 0.04, 0.02), "No steady drift, but medians of launches range from 15.0 ms to 40.0 ms."),
+        ((0.02, 0.021, 0.02), "No drift."),
+        ((0.02,), "No drift."),
+    ],
+)
+def test_launches_that_differ_without_a_trend_are_told(medians: tuple[float, ...], words: str) -> None:
+    results = [
+        replace(result, trial=replace(result.trial, round=number))
+        for number, result in enumerate((make_steps("one", [one] * 8) for one in medians), 1)
+    ]
+    (arm,) = group_arms(results, 1).values()
+    assert describe_spread(arm) == words
 
 
 def test_a_long_warm_up_of_one_study_of_a_recipe_is_not_taken_off_another() -> None:

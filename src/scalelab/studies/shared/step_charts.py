@@ -32,7 +32,7 @@ from scalelab.studies.shared.arms import (
     name_configuration,
 )
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_count, format_share
+from scalelab.units import format_count, format_seconds, format_share
 
 MOST_ROWS = 16
 """Configurations of the distribution."""
@@ -43,6 +43,8 @@ SERIES_POINTS = 1800
 """Points of all configurations together."""
 MOST_LAUNCHES = 120
 """Launches of a configuration whose medians are drawn."""
+WIDE_SPREAD = 1.2
+"""The slowest launch over the fastest, from which a caption names both."""
 MOST_JUDGED = 2000
 """Steps of a launch that a trend is looked for in: all pairs of them are compared."""
 Made = dict[str, Any]
@@ -223,11 +225,20 @@ def mark_median(times: Sequence[float], launch: int, first: int, last: int) -> l
     ]
 
 
+def describe_spread(arm: Arm) -> str:
+    """What launches without a steady trend do: they may differ all the same."""
+    medians = [find_median(steps) for steps in arm.clean if len(steps)]
+    if len(medians) < 2 or max(medians) < WIDE_SPREAD * min(medians):
+        return "No drift."
+    low, high = (format_seconds(end) for end in (min(medians), max(medians)))
+    return f"No steady drift, but medians of launches range from {low} to {high}."
+
+
 def find_trend(arm: Arm, num_points: int) -> tuple[list[Made], str]:
     """The line of a trend over launches, and what there is of trends in words."""
     drift = find_drift([steps[-MOST_JUDGED:] for steps in arm.clean])
     if drift is None:
-        return [], "No drift."
+        return [], describe_spread(arm)
     said, ends = [], []
     change = drift.change_over_rounds
     if change is not None:
