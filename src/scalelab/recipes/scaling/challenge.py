@@ -271,9 +271,9 @@ def compare_cost(cost: Estimate, delay: float) -> str:
     if sign == 0:
         return f"{longer}, which is consistent with {1e3 * delay:g} ms." if cost.high is not None else f"{longer}."
     return (
-        f"{longer}, more than it sleeps: waking up and catching up take time too."
+        f"{longer}, more than it sleeps; waking up late would explain that, and is not measured."
         if sign > 0
-        else f"{longer}, less than it sleeps: others use the core meanwhile, or waited before."
+        else f"{longer}, less than it sleeps; waiting that it replaces would explain that, and is not measured."
     )
 
 

@@ -395,6 +395,6 @@ def _describe_overhead(answer: ScalingAnswer) -> Iterator[Finding]:
         return
     ratio = estimate_ratio(answer.one_rank.clean, answer.plain.clean)
     verdict, label, factor = judge(ratio), answer.one_rank.label, format_interval("ratio", ratio)
-    noise = " though it does no less: that is the machine, not the strategy" if verdict is Verdict.FASTER else ""
+    noise = " although it does the same work: more likely noise than a gain" if verdict is Verdict.FASTER else ""
     text = f"{answer.strategy} overhead at world size 1: {factor} times the step of the plain loop, {verdict}{noise}."
     yield OVERHEAD(label, text, ratio=ratio, verdict=str(verdict))
