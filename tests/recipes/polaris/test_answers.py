@@ -14,7 +14,7 @@ from scalelab.recipes.polaris.links import (
     make_p5,
     make_p10,
 )
-from scalelab.recipes.polaris.rows import answer_memory
+from scalelab.recipes.polaris.rows import answer_memory, say_judged
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.setting import describe_trials
 from scalelab.records.trial import StepKind, StepSample, TrialResult
@@ -81,3 +81,9 @@ def test_settings_of_rows_that_differ_in_layers_differ() -> None:
     one, ten = (describe_trials(next(iter(make("small").parts.values())).plan()) for make in (make_p1, make_p10))
     assert one.startswith("transformer 64 with 2 + 2 layers")
     assert ten.startswith("transformer 64 with 1 + 1 layers")
+
+
+def test_a_lopsided_ratio_stands_before_its_verdict_with_both_ends() -> None:
+    assert say_judged(Estimate(value=3.0, low=1.6, high=5.4)) == "3.00 (1.60 to 5.40)"
+    assert say_judged(Estimate(value=3.0, low=2.5, high=3.5)) == "3.0 ± 0.5"
+    assert "(" not in say_judged(Estimate(value=1.1, low=0.8, high=1.4))

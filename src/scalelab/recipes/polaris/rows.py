@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
     ACCOUNTED,
@@ -47,6 +48,7 @@ from scalelab.studies.dimensions import BASE, Dimensions
 from scalelab.studies.dtypes import REFERENCE, Dtypes
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.study import Study
+from scalelab.units import format_interval
 
 LENGTHS = (20, 50, 100)
 NO_HALF = "float16 is slower because few CPUs compute in it: torch converts numbers to float32 and back."
@@ -219,7 +221,7 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
                 continue
             base = seconds[REFERENCE]
             times.append(Compared(what, ratio, there / base if there and base else None))
-            words.append(f"{arm.label} {say('ratio', ratio)}, {say_verdict(ratio)}")
+            words.append(f"{arm.label} {say_judged(ratio)}, {say_verdict(ratio)}")
             slow = slow or (arm.trial.dtype == "float16" and judge(ratio) is Verdict.SLOWER and is_cpu(arm))
         if words:
             sentences.append(f"Step over float32 at target length {length}: {'; '.join(words)}.")
@@ -238,6 +240,13 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
         sentences=(*sentences, *((NO_HALF,) if slow else ()), *describe_lost(outcomes)),
         questions=pair_questions("polaris", "P7", answer_memory(held_by, list(describe_lost(outcomes)))),
     )
+
+
+def say_judged(ratio: Estimate) -> str:
+    """A ratio before its verdict: with both ends where ±, the larger side, would seem to include 1."""
+    is_resolved = judge(ratio) in (Verdict.FASTER, Verdict.SLOWER)
+    seems_open = abs(ratio.value - 1) <= (ratio.half_width or 0.0)
+    return format_interval("ratio", ratio) if is_resolved and seems_open else say("ratio", ratio)
 
 
 def is_cpu(arm: Arm) -> bool:
