@@ -258,12 +258,15 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
 
 
 def say_large(estimate: Estimate) -> str:
-    """At most four digits: `12.84 ± 0.23 million`, `108 ± 36 million`."""
+    """At most four digits: `12.84 ± 0.23 million`, or both ends, where the width exceeds the number."""
     names = ("", "thousand", "million", "billion", "trillion")
     power = min(len(names) - 1, max(0, (len(f"{estimate.value:.0f}") - 1) // 3)) if estimate.value >= 1e4 else 0
     value, width = estimate.value / 1000**power, (estimate.half_width or 0.0) / 1000**power
     if not width:
         return f"{value:.4g} {names[power]}".strip()
+    if width > value and estimate.low is not None and estimate.high is not None:
+        low, high = estimate.low / 1000**power, estimate.high / 1000**power
+        return f"{value:.3g} {names[power]}".strip() + f" ({low:.3g} to {high:.3g})"
     decimals = max(0, 1 - math.floor(math.log10(width)))
     return f"{value:.{decimals}f} ± {width:.{decimals}f} {names[power]}".strip()
 
