@@ -165,6 +165,23 @@ def test_an_output_that_takes_nothing(fault: str, redirection: str, tmp_path: Pa
     check_row(fault, Seen(done.returncode, last_line(done.stderr)), tmp_path)
 
 
+def test_a_limit_on_open_files(tmp_path: Path) -> None:
+    """A rank that cannot open a socket would wait for its peers: no rank is started."""
+    command = f"ulimit -n 16; {sys.executable} -m scalelab {' '.join(STUDY)}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=make_environment(), capture_output=True, text=True, check=False
+    )
+    left = "nothing" if not (tmp_path / "runs").exists() else "runs"
+    check_row("`ulimit -n 16`", Seen(done.returncode, last_line(done.stderr), left=left), tmp_path)
+
+
+def test_a_file_too_many_is_a_line(tmp_path: Path) -> None:
+    with mock.patch("scalelab.cli.app.run_verb", side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x")):
+        done = answer("list", cwd=tmp_path)
+    words = "error: too many open files: raise ulimit -n, or let other programs end\n"
+    assert (done.returncode, done.stderr) == (1, words)
+
+
 def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
     command = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m scalelab show last"
     done = subprocess.run(

@@ -9,6 +9,7 @@ Exit codes:
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -164,6 +165,8 @@ def run_caught(arguments: list[str]) -> int:
 def describe_failed_call(error: OSError) -> str:
     """What the system refused; without a name it was the output, or where the command was started."""
     reason = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{reason.lower()}: raise ulimit -n, or let other programs end"
     if error.filename:
         return f"{error.filename}: {reason}"
     try:

@@ -5,6 +5,7 @@ What the machine was doing before a launch, and what that makes of the result af
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,9 @@ from scalelab.errors import LaunchFailed
 from scalelab.records.environment import count_oom_kills, installed_version, read_load_average, read_stolen_seconds
 from scalelab.records.launchers import LAUNCHERS, LauncherName, load
 from scalelab.records.trial import Trial, TrialResult
+
+LEAST_OPEN_FILES = 64
+"""Of a process: torch's libraries, a rank's own files, the store and gloo's sockets."""
 
 
 class Launched(Protocol):
@@ -56,6 +60,17 @@ def check_torch() -> None:
     """Reject at once where nothing can be trained."""
     if installed_version("torch") is None:
         raise LaunchFailed("torch is not installed: pip install 'scalelab[torch]' (or uv run --extra torch)")
+
+
+def check_open_files() -> None:
+    """Reject a limit under which ranks wait for a connection that can never open; raise it where that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
+        raise LaunchFailed(
+            f"a process may open {hard} files (ulimit -n), ranks need {LEAST_OPEN_FILES}: raise ulimit -n"
+        )
+    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_OPEN_FILES, hard))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from scalelab.launch.agreement import (
     report_storage,
     write_words,
 )
-from scalelab.launch.launcher import Launched, check_torch, read_conditions
+from scalelab.launch.launcher import Launched, check_open_files, check_torch, read_conditions
 from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
@@ -179,6 +179,7 @@ class LocalLauncher:
 
     def check(self) -> None:
         """Reject at once where no trial could be launched, before a run is made."""
+        check_open_files()
         if not self._python:
             check_torch()
 
