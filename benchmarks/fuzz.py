@@ -61,7 +61,7 @@ def play(*_: object, **__: object) -> FakeLauncher:
 
 def call(arguments: list[str]) -> tuple[int, str, str]:
     """A command in this process: exit code, output, errors."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace") for _ in range(2))
     with contextlib.ExitStack() as stack:
         for module in LAUNCHERS:
             stack.enter_context(mock.patch(f"scalelab.{module}.choose_launcher", play))
@@ -70,8 +70,14 @@ def call(arguments: list[str]) -> tuple[int, str, str]:
         try:
             run_command(arguments)
         except SystemExit as end:
-            return int(end.code or 0), out.getvalue(), err.getvalue()
-    return 0, out.getvalue(), err.getvalue()
+            return int(end.code or 0), read_text(out), read_text(err)
+    return 0, read_text(out), read_text(err)
+
+
+def read_text(stream: io.TextIOWrapper) -> str:
+    """What was written; a PDF is for a file, not for a terminal."""
+    stream.seek(0)
+    return stream.buffer.read().partition(b"%PDF-")[0].decode(errors="replace")
 
 
 def judge(arguments: list[str]) -> str:
