@@ -164,5 +164,15 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "unit = HEAD_WIDTH * 8 if guess >= 8 * HEAD_WIDTH * 4 else HEAD_WIDTH",
         "GtE -> Gt",
     ): "differs only where a root that was found by iteration is 4096 to the last bit",
+    (
+        "predict/transformer_shape.py",
+        "num_layers = max(2, step * round(layers / step))",
+        "2 -> 3",
+    ): "the fewest parameters that are accepted make 4 layers",
+    (
+        "predict/transformer_shape.py",
+        "num_layers = max(2, step * round(layers / step))",
+        "2 -> 3.0",
+    ): "the fewest parameters that are accepted make 4 layers",
 }
 """Equivalent mutants: (module, its line, the edit) -> why no test can notice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.learning import AccuracyChange, estimate_change, judge_change
+from scalelab.analysis.learning import SMALLEST_CHANGE, AccuracyChange, estimate_change, judge_change
 
 
 def test_what_seeds_share_cancels() -> None:
@@ -36,3 +36,9 @@ def test_only_seeds_that_both_have_are_compared() -> None:
 )
 def test_verdicts(value: float, low: float | None, high: float | None, verdict: AccuracyChange) -> None:
     assert judge_change(Estimate(value=value, low=low, high=high)) is verdict
+
+
+def test_the_smallest_change_counts_in_both_directions() -> None:
+    gained = Estimate(value=SMALLEST_CHANGE, low=SMALLEST_CHANGE / 2, high=1.0)
+    lost = Estimate(value=-SMALLEST_CHANGE, low=-1.0, high=-SMALLEST_CHANGE / 2)
+    assert (judge_change(gained), judge_change(lost)) == (AccuracyChange.GAINED, AccuracyChange.LOST)

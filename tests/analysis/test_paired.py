@@ -91,3 +91,10 @@ def test_agreement_counts_right_and_wrong_alike() -> None:
     assert whole.high == 1.0
     assert whole.low is not None
     assert math.isclose(whole.low, 50 / (50 + 1.96**2), rel_tol=1e-4)
+
+
+def test_all_or_none_of_the_samples_bound_a_share_exactly() -> None:
+    full, none = estimate_share(10, 10), estimate_share(0, 10)
+    assert (full.value, full.high, none.value, none.low) == (1.0, 1.0, 0.0, 0.0)
+    assert full.low == pytest.approx(10 / (10 + 1.959964**2), abs=1e-6)
+    assert none.high == pytest.approx(1 - 10 / (10 + 1.959964**2), abs=1e-6)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from scalelab.analysis.quality import estimate_quantile, estimate_variation
+from scalelab.analysis.quality import estimate_quantile, estimate_variation, find_resolution, predict_one_more
 
 
 def test_equal_steps_do_not_vary() -> None:
@@ -46,3 +48,23 @@ def test_a_quantile_lies_where_that_share_of_all_steps_does() -> None:
     found = estimate_quantile(rounds, 0.95)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((95.0, 95.0, 95.0))
+
+
+def test_one_more_of_two_numbers_and_of_one() -> None:
+    found = predict_one_more([1.0, math.e**2])
+    arm = 12.7062047 * math.sqrt(2) * math.sqrt(1.5)
+    assert found.value == pytest.approx(math.e)
+    assert found.low is not None
+    assert math.log(found.low) == pytest.approx(1 - arm, rel=1e-6)
+    alone = predict_one_more([3.0])
+    assert (alone.value, alone.low, alone.high) == (pytest.approx(3.0), None, None)
+
+
+def test_the_resolution_is_the_standard_error_times_both_quantiles() -> None:
+    above, below = [[1.0], [1.2], [1.1]], [[2.0], [2.0], [2.0]]
+    logs = [math.log(one[0]) for one in above]
+    mean = sum(logs) / 3
+    deviation = math.sqrt(sum((log - mean) ** 2 for log in logs) / 2)
+    expected = math.expm1((4.3026527 + 1.0606602) * deviation / math.sqrt(3))
+    assert find_resolution(above, below) == pytest.approx(expected, rel=1e-6)
+    assert find_resolution([[1.0]], [[2.0]]) is None

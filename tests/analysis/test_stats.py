@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import (
     Verdict,
+    _widen,
     estimate_difference,
     estimate_median,
     estimate_over_rounds,
@@ -181,3 +182,23 @@ def test_slower_turned_round_is_faster_outside_the_border_region(value: float, b
     opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
     if abs(math.log(value)) > 0.03 and judge(ratio) in opposite:
         assert judge(ratio.map(lambda end: 1 / end)) is opposite[judge(ratio)]
+
+
+def test_half_of_an_interval_is_no_interval() -> None:
+    assert Estimate(value=1.0, low=0.5).half_width is Estimate(value=1.0, high=1.5).half_width is None
+    assert Estimate(value=1.0, low=0.5, high=1.25).half_width == 0.5
+    assert judge(Estimate(value=2.0, low=1.9)) == judge(Estimate(value=0.5, high=0.6)) == Verdict.UNRESOLVED
+
+
+def test_arms_widen_on_the_log_scale() -> None:
+    assert _widen(Estimate(value=2.0, low=1.0, high=8.0), 2.0) == Estimate(value=2.0, low=0.5, high=32.0)
+    assert _widen(Estimate(value=2.0, low=0.0, high=8.0), 2.0) == Estimate(value=2.0, low=0.0, high=8.0)
+
+
+def test_two_rounds_have_an_interval_and_one_has_none() -> None:
+    assert estimate_over_rounds(5.0, [4.0]) == Estimate(value=5.0)
+    both = estimate_over_rounds(5.0, [3.0, 4.0])
+    assert both.low is not None
+    assert both.high is not None
+    assert both.high - 5.0 == pytest.approx(5.0 - both.low)
+    assert both.low < 5.0

@@ -58,3 +58,10 @@ def test_rank_correlation_of_the_same_order_is_one() -> None:
     assert correlate_ranks([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
     assert correlate_ranks([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
     assert correlate_ranks([1, 2], [1, 2]) is None
+
+
+def test_two_values_among_three_have_a_rank_correlation() -> None:
+    assert correlate_ranks([1, 1, 2], [3, 3, 4]) == pytest.approx(1.0)
+    assert correlate_ranks([1, 1, 2], [4, 4, 3]) == pytest.approx(-1.0)
+    assert correlate_ranks([1, 2], [3, 4]) is None
+    assert correlate_ranks([1, 1, 1], [2, 3, 4]) is correlate_ranks([2, 3, 4], [1, 1, 1]) is None

@@ -8,7 +8,7 @@ from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
 from scalelab.predict.table_columns import choose_values, find_direction, leave_out_copies, make_long
-from scalelab.predict.table_file import read_tables, read_value
+from scalelab.predict.table_file import read_tables, read_value, try_count
 
 
 @pytest.fixture
@@ -246,3 +246,11 @@ def test_a_number_that_moves_counts_unless_its_name_says_what_it_is():
 def test_a_missing_count_does_not_hide_the_column_of_ranks(write):
     (found,) = read_table(write("gpus,ranks note,img/s\n1,a,100\n2,b,190\n-,c,-\n4,d,370\n"), Columns())
     assert found.series.throughput == {1: 100, 2: 190, 4: 370}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("n4_g8", 32.0), ("4n_8g", 32.0), ("2n8g", 16.0), ("2x8", 16.0), ("3 nodes x 4 GPUs", 12.0), ("x", None)],
+)
+def test_nodes_times_devices_are_ranks(text: str, count: float | None) -> None:
+    assert try_count(text) == count

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import HEADER, Allocation, find_allocation, read_apinfo
+from scalelab.launch.ranks.allocation import (
+    HEADER,
+    Allocation,
+    count_ranks_per_node,
+    find_allocation,
+    find_first_host,
+    read_apinfo,
+)
 from tests.launch.ranks.launches import write_apinfo
 
 
@@ -65,3 +72,30 @@ def test_a_table_of_ranks_cannot_begin_in_the_header_that_places_it(tmp_path: Pa
     assert read_apinfo(file) is None
     file.write_bytes(data[:-1])
     assert read_apinfo(file) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "first"), [("rack[1-2]-gpu,rack9", "rack1-gpu"), ("a,b[1-2]-c", "a"), ("nid[7]", "nid7"), ("", None)]
+)
+def test_the_first_name_of_a_list_has_what_follows_its_bracket(text: str, first: str | None) -> None:
+    assert find_first_host(text) == first
+
+
+def test_a_small_node_after_the_script_s_own_is_a_node_of_ranks() -> None:
+    found = [
+        find_allocation({"LSB_JOBID": "4", "LSB_MCPU_HOSTS": hosts}) for hosts in ("b 1 a 2", "b 1 a 1", "b 2 a 4")
+    ]
+    assert [(one.num_nodes, one.first_node) for one in found if one] == [(1, "a"), (2, "b"), (2, "b")]
+
+
+def test_ranks_fill_nodes_as_far_as_they_were_asked_for() -> None:
+    def count(num_ranks: int, tasks: int | None) -> int:
+        allocation = Allocation(scheduler="slurm", job_id="1", num_nodes=4, first_node="a", tasks_per_node=tasks)
+        return count_ranks_per_node(num_ranks, allocation)
+
+    assert [count(2, None), count(9, None), count(9, 2), count(9, 6), count(2, 6)] == [1, 3, 3, 6, 2]
+    assert [count_ranks_per_node(3, None), count_ranks_per_node(3, None, 2), count_ranks_per_node(3, None, 5)] == [
+        3,
+        2,
+        3,
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from scalelab.errors import RankUnknown
+from scalelab.launch.ranks import mpi
 from scalelab.launch.ranks.discovery import Membership
-from scalelab.launch.ranks.mpi import ask_mpi_aside, compare_memberships, find_by_mpi, find_library
+from scalelab.launch.ranks.mpi import ask_mpi_aside, compare_memberships, find_by_mpi, find_library, load_mpi
 from tests.launch.ranks.launches import LAYOUTS, Seat
 
 
@@ -142,3 +144,12 @@ def test_two_ways_to_the_same_rank_are_compared() -> None:
     assert compare_memberships(by_variables, by_mpi) is None
     other = Membership(launcher="mpi4py", rank=1, num_ranks=8, local_rank=0)
     assert compare_memberships(by_variables, other) == "PALS and mpi4py differ: local_rank 1 or 0"
+
+
+def test_a_library_that_was_chosen_stays_and_one_that_was_found_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "find_library", lambda: "/found/lib")
+    monkeypatch.setattr(importlib, "import_module", lambda name: name)
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/chosen/lib")
+    assert (load_mpi(), os.environ["MPI4PY_LIBMPI"]) == ("mpi4py.MPI", "/chosen/lib")
+    monkeypatch.delenv("MPI4PY_LIBMPI")
+    assert (load_mpi(), os.environ["MPI4PY_LIBMPI"]) == ("mpi4py.MPI", "/found/lib")

@@ -162,3 +162,9 @@ def test_this_process_has_a_place() -> None:
     here = read_placement(0, "here", 0)
     assert here.cores == tuple(sorted(os.sched_getaffinity(0)))
     assert int(here.mask, 16).bit_count() == len(here.cores)
+
+
+def test_as_many_ranks_as_cores_could_have_one_each() -> None:
+    placements = [Placement(rank=rank, host="n1", cores=(0, 1), num_host_cores=2) for rank in range(2)]
+    (mistake,) = find_mistakes(placements)
+    assert mistake.message == "ranks 0 and 1 of n1 share cores 0-1: none of them is bound"
