@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.signed_rank import MOST_LISTED, find_position, select_averages, tabulate_signed_rank
+from scalelab.analysis.rounds import MOST_LISTED, find_position, select_averages, tabulate_signed_rank
 from scalelab.analysis.stats import TAIL, estimate_location, find_t_quantile
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=15)

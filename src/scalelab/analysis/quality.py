@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.rounds import find_memory, find_widening
 from scalelab.analysis.stats import (
     SMALLEST_EFFECT,
     TAIL,
@@ -46,7 +47,6 @@ from scalelab.analysis.stats import (
     find_t_quantile,
     pair_medians,
 )
-from scalelab.analysis.wander import find_memory, find_widening
 
 
 def estimate_variation(rounds: Rounds) -> Estimate | None:

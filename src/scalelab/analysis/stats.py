@@ -23,7 +23,7 @@ construction. With fewer than six numbers the signed-rank test cannot reach 95 %
 the same centre. One number has no interval.
 
 The speed of a machine wanders from round to round, so that neighbouring rounds resemble each other and say less than
-independent ones. Intervals of medians and ratios are widened for that (`wander.py`): with a wander of 3 % and a memory
+independent ones. Intervals of medians and ratios are widened for that (`rounds.py`): with a wander of 3 % and a memory
 of 0.8 from round to round those of medians cover 93 to 97 %, which they would not do half of the time otherwise.
 """
 
@@ -40,8 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.signed_rank import find_position, select_averages
-from scalelab.analysis.wander import find_common_memory, find_memory, find_widening
+from scalelab.analysis.rounds import find_common_memory, find_memory, find_position, find_widening, select_averages
 
 Rounds = Sequence[Sequence[float]]
 """Positive numbers, one sequence per round, in the order in which the rounds ran."""
@@ -336,7 +335,7 @@ def estimate_run_ratio(
 
     With `yardsticks`, the same thing measured in the rounds of either run, both sides are first divided by theirs,
     round by round: how the machine moved between the runs is in both and cancels. Without, each run's wander widens the
-    interval (`wander.py`), and `RUN_SPREAD` is added for either.
+    interval (`rounds.py`), and `RUN_SPREAD` is added for either.
     """
     samples = [np.log(find_medians(rounds)) for rounds in (numerator, denominator)]
     widenings, spread = [find_widening(sample) for sample in samples], RUN_SPREAD

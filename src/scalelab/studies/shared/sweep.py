@@ -14,9 +14,9 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import find_resolution
+from scalelab.analysis.rounds import find_common_memory, find_memory
 from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge, pair_medians
-from scalelab.analysis.wander import find_common_memory, find_memory
 from scalelab.checks import check_at_least
 from scalelab.records.strategies import StrategyName, choose_strategy, find_strategy
 from scalelab.records.trial import Trial, TrialResult

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from scalelab.analysis.wander import MEMORIES, STEADY, WANDER_SHARES, Floats, _prepare, find_widening
+from scalelab.analysis.rounds import MEMORIES, STEADY, WANDER_SHARES, Floats, _prepare, find_widening
 
 
 def list_covariances(places: Floats) -> list[tuple[float, Floats]]:
