@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.trace.waiting import StepWaiting, find_arrivals, sum_by_step
+from scalelab.trace.matching import StepWaiting, sum_by_step
+from scalelab.trace.waiting import find_arrivals
 from tests.trace.jobs import SECOND_US, match, reduce_on_time, write_job
 
 

@@ -38,9 +38,9 @@ from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_built
 from scalelab.trace.collectives import Collective
 from scalelab.trace.files.flight import inspect_flight, read_dumps
 from scalelab.trace.job_trace import JobTrace, read_ranks
+from scalelab.trace.matching import StepWaiting, sum_by_step
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace
-from scalelab.trace.waiting import StepWaiting, sum_by_step
 from scalelab.units import format_bytes
 
 MOST_OPERATORS = 1000

@@ -354,3 +354,29 @@ def _make_group(
         end_ns=np.stack([clocks[rank].correct(lane.ends[places]) for rank, lane, places in columns], axis=1),
         duration_ns=np.stack([(lane.ends - lane.starts)[places] for _, lane, places in columns], axis=1),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWaiting:
+    """What one rank's matched collectives of one step took."""
+
+    num_collectives: int = 0
+    transfer_ns: int = 0
+    waiting_ns: int = 0
+
+
+def sum_by_step(matching: Matching, ranks: Mapping[int, RankTrace]) -> dict[int, dict[int, StepWaiting]]:
+    """Transfer and waiting by rank and step; a collective counts in its step on the rank."""
+    found: dict[int, dict[int, StepWaiting]] = {rank: {} for rank in ranks}
+    for group in matching.groups:
+        for column, rank in enumerate(group.ranks):
+            steps = ranks[rank].collectives.step_numbers[group.places[:, column]].tolist()
+            for step, transfer, waiting in zip(steps, group.transfer_ns, group.waiting_ns[:, column], strict=True):
+                if step >= 0:
+                    known = found[rank].get(step, StepWaiting())
+                    found[rank][step] = StepWaiting(
+                        num_collectives=known.num_collectives + 1,
+                        transfer_ns=known.transfer_ns + int(transfer),
+                        waiting_ns=known.waiting_ns + int(waiting),
+                    )
+    return found

@@ -64,15 +64,6 @@ class _Tally:
     waited_for_ns: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepWaiting:
-    """What one rank's matched collectives of one step took."""
-
-    num_collectives: int = 0
-    transfer_ns: int = 0
-    waiting_ns: int = 0
-
-
 def find_arrivals(matching: Matching) -> JobArrivals:
     """Who waited, and for whom."""
     tallies: dict[int, _Tally] = {}
@@ -128,23 +119,6 @@ def select_steps(matching: Matching, ranks: Mapping[int, RankTrace], steps: Set[
         if rows:
             groups.append(group.pick(rows))
     return replace(matching, groups=tuple(groups))
-
-
-def sum_by_step(matching: Matching, ranks: Mapping[int, RankTrace]) -> dict[int, dict[int, StepWaiting]]:
-    """Transfer and waiting by rank and step; a collective counts in its step on the rank."""
-    found: dict[int, dict[int, StepWaiting]] = {rank: {} for rank in ranks}
-    for group in matching.groups:
-        for column, rank in enumerate(group.ranks):
-            steps = ranks[rank].collectives.step_numbers[group.places[:, column]].tolist()
-            for step, transfer, waiting in zip(steps, group.transfer_ns, group.waiting_ns[:, column], strict=True):
-                if step >= 0:
-                    known = found[rank].get(step, StepWaiting())
-                    found[rank][step] = StepWaiting(
-                        num_collectives=known.num_collectives + 1,
-                        transfer_ns=known.transfer_ns + int(transfer),
-                        waiting_ns=known.waiting_ns + int(waiting),
-                    )
-    return found
 
 
 ALIASES = {"send_recv": POINT_TO_POINT}
