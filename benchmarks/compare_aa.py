@@ -36,8 +36,7 @@ from scalelab.report.document import Document
 from scalelab.report.findings import select
 from scalelab.runs.experiment import execute_run, ignore_event, start_run
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.throughput import Throughput
 
 SECONDS = 0.05

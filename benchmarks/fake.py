@@ -24,8 +24,8 @@ from scalelab.predict.devices import find_device
 from scalelab.predict.footprint import Footprint, Kernels, find_footprint
 from scalelab.predict.layouts import Layout, PlannedJob
 from scalelab.predict.transformer_shape import GPT2_SMALL
+from scalelab.records.files import write_trial
 from scalelab.records.observations import MemoryReport
-from scalelab.records.schema import write_trial
 from scalelab.records.settings import Spreading
 from scalelab.records.strategies import find_strategy
 from scalelab.records.tasks import Forecast, Measure

@@ -49,7 +49,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_ratio
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import StepPlan, Trial

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.runs.experiment import run_study
 from scalelab.studies.max_batch.answer import BatchSearch

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.launch.local import LocalLauncher
+from scalelab.records.files import write_trial
 from scalelab.records.observations import MemoryReport
-from scalelab.records.schema import write_trial
 from scalelab.records.tasks import Forecast, Measure
 from scalelab.records.trial import Status, StepPlan, Trial
 from scalelab.units import format_bytes

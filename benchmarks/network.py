@@ -20,7 +20,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.network.answer import NetworkAnswer, read_answer, read_share
 from scalelab.studies.network.study import Network
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.units import format_quantity
 
 STUDY = Network(

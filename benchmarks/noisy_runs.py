@@ -39,8 +39,7 @@ from scalelab.report.renderers.markdown import render_markdown
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 
 NOT_PLAYED = ("large-batch", "quantize", "max-batch")
 PLAYED = tuple(name for name in STUDIES if name not in NOT_PLAYED)

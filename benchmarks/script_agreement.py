@@ -18,13 +18,13 @@ from scalelab.analysis.speedup import estimate_speedup
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.trial import PHASES, Status, Trial
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.script import ScriptSource
+from scalelab.studies.shared.study import Sampling
 from scalelab.units import format_interval, format_share
 
 NUM_ROUNDS = 10

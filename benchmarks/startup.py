@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab import FakeLauncher, Job, LocalLauncher, Sampling, StrongScaling, run_study
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import StepPlan, Trial
 from scalelab.units import format_seconds

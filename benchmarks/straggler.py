@@ -19,12 +19,12 @@ from rich.table import Table
 from scalelab.analysis.step_parts import find_quiet_step
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import usable_cores
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.settings import Perturbation
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.straggler import UNDELAYED, RankComparison, Straggler
 from scalelab.units import format_quantity, format_seconds, format_share
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from scalelab.report.layout import measure_text
+from scalelab.report.tables import measure_text
 
 MOST_LINES = 40
 WIDTH = 100

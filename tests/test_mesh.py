@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.records.mesh import Mesh, list_meshes, parse_mesh
 from scalelab.records.refusals import check_strategy
-from scalelab.records.sending import PipelineTimes
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import arrange_ranks, choose_of_mesh
+from scalelab.records.strategy import Mesh, PipelineTimes, list_meshes, parse_mesh
 from tests.worker.trials import make_trial
 
 

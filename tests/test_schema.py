@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import DamagedRun
-from scalelab.records.schema import SCHEMA_VERSION, TRIAL_FILE, read_trial, upgrade_result, upgrade_trial, write_trial
+from scalelab.records.files import SCHEMA_VERSION, TRIAL_FILE, read_trial, upgrade_result, upgrade_trial, write_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, to_builtins
 from tests.records import make_record

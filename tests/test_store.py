@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from scalelab.errors import DamagedRun, NotWritable, RunBusy, StoreError, UnknownName, UsageError
 from scalelab.records import running as running_module
 from scalelab.records import store as store_module
-from scalelab.records.files import write_json
+from scalelab.records.files import SCHEMA_VERSION, write_json
 from scalelab.records.running import find_holder
-from scalelab.records.schema import SCHEMA_VERSION
 from scalelab.records.store import RunStore, find_runs, find_workload_name, has_failed, open_run
 from scalelab.records.trial import Status, StepSample, TrialResult, not_run, with_samples
 from tests.records import draw_results, draw_samples, make_environment, make_record, make_result, make_store

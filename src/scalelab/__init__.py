@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from scalelab.studies.reproducibility import Reproducibility
     from scalelab.studies.scaling.study import StrongScaling, WeakScaling
     from scalelab.studies.shared.job import Job
-    from scalelab.studies.shared.sampling import Sampling
-    from scalelab.studies.shared.study import Study
+    from scalelab.studies.shared.study import Sampling, Study
     from scalelab.studies.shared.sweep import SweepStudy
     from scalelab.studies.straggler import Straggler
     from scalelab.studies.strategies.layouts import Layouts
@@ -150,7 +149,7 @@ _HOMES = {
     "Result": "scalelab.report.results",
     "Run": "scalelab.report.results",
     "RunStore": "scalelab.records.store",
-    "Sampling": "scalelab.studies.shared.sampling",
+    "Sampling": "scalelab.studies.shared.study",
     "ScalelabError": "scalelab.errors",
     "Status": "scalelab.records.trial",
     "Straggler": "scalelab.studies.straggler",

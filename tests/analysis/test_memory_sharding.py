@@ -16,9 +16,8 @@ from scalelab.analysis.memory_sharding import (
     shard_recording,
     shard_standing,
 )
-from scalelab.records.mesh import Mesh
 from scalelab.records.strategies import ALL_PARTS, STRATEGIES
-from scalelab.records.strategy import MemoryRules
+from scalelab.records.strategy import MemoryRules, Mesh
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}

@@ -12,7 +12,7 @@ from benchmarks.verdicts import compare_in_turns
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.rounds import find_common_memory
 from scalelab.analysis.stats import Verdict, compare_together, estimate_median, estimate_ratio, judge, pair_medians
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair, simulate_rounds
 
 pytestmark = pytest.mark.slow

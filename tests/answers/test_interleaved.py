@@ -24,7 +24,7 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.runs.experiment import run_study, start_run
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.throughput import Throughput
 from tests.launch.lent import lend_ranks
 from tests.studies.answers import make_strong, set_machine

@@ -22,7 +22,7 @@ from scalelab.runs.experiment import read_results, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import AlteredLauncher, make_strong, set_machine
 
 MEGABYTES = 8

@@ -16,7 +16,7 @@ from scalelab.records.trial import Status
 from scalelab.runs.experiment import execute_run, ignore_event, start_run
 from scalelab.studies.max_batch.study import MaxBatch
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import make_strong
 from tests.studies.memories import MemoryLauncher
 

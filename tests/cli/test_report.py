@@ -14,7 +14,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import Dtypes
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import JOB, answer, make_strong, set_machine
 
 pytest.importorskip("vl_convert", reason="reports need the extra scalelab[report]")

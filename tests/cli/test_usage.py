@@ -15,7 +15,7 @@ from scalelab.cli.study_flags import find_flag_value, parse_study, translate_bat
 from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.straggler import Straggler
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from scalelab.launch.stepped import StepLauncher
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.trial import Status
 from tests.cli.commands import make_environment
 from tests.launch.programs import find_mpiexec, make_step
@@ -28,7 +28,7 @@ import json, os, sys
 from pathlib import Path
 from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.launch.ranks.allocation import find_allocation
-from scalelab.records.schema import read_trial
+from scalelab.records.files import read_trial
 directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
 launcher = StepLauncher(LaunchStep(**step, allocation=find_allocation(os.environ)))
 launcher.launch(read_trial(directory), directory)

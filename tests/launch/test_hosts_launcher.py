@@ -19,7 +19,7 @@ from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.namespaces import list_namespaces, list_pids
 from scalelab.launch.utilization import OTHERS
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult
 from scalelab.runs.launching import choose_launcher
@@ -154,7 +154,7 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from scalelab.launch.hosts import HostsLauncher
-from scalelab.records.schema import read_trial
+from scalelab.records.files import read_trial
 directory = Path(sys.argv[1])
 HostsLauncher().launch(read_trial(directory), directory)
 """

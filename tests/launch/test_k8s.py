@@ -20,7 +20,7 @@ from scalelab.launch.agreement import step_log
 from scalelab.launch.batch.manifests import format_yaml
 from scalelab.launch.k8s import GROUP, INDEX, OVER, PLACE, PODS, K8sLauncher, OtherPods, Step
 from scalelab.launch.stepped import StepLauncher
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepPlan

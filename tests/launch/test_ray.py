@@ -22,7 +22,7 @@ from scalelab.launch.agreement import step_log
 from scalelab.launch.ray import list_bundles, number_ranks
 from scalelab.launch.ray_copies import Copy, FilePart, pack_trial, relocate, write_piece
 from scalelab.launch.stepped import LaunchStep, StepLauncher
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepPlan
 from tests.worker.trials import make_trial

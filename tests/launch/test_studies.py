@@ -14,8 +14,8 @@ from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.script import ScriptSource
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.throughput import Throughput
 from tests.cli.commands import make_environment
 from tests.launch.lent import lend_ranks

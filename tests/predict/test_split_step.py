@@ -9,7 +9,7 @@ import pytest
 from scalelab.predict.network_model import SEND, Gradient, LinkSpeed, NetworkModel
 from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
 from scalelab.predict.split_step import PerSampleCost, Splitting, arrange, count_micro_batches
-from scalelab.records.mesh import Mesh
+from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial
 
 FAST = NetworkModel(inside=LinkSpeed(latency_seconds=0, bytes_per_second=1e15))

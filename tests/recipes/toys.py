@@ -12,7 +12,7 @@ from scalelab.records.trial import Trial, TrialResult
 from scalelab.studies.dimensions import Dimensions
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 
 SAMPLING = Sampling(rounds=2, steps=6, phase_steps=0, comm_free_steps=0, control=False)
 STRONG = StrongScaling(

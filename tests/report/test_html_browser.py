@@ -24,7 +24,7 @@ from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, li
 from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.cli.commands import QUICK, answer
 from tests.report.browser import Seen, start_browser
 from tests.report.samples import COLUMNS, as_findings, build_strong_scaling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scalelab.report.charts.lines import plot_rates, plot_speedup
+from scalelab.report.charts.column_charts import plot_rates, plot_speedup
 from scalelab.report.charts.plot import Axis, plot_bars, plot_lines
 from scalelab.report.charts.step_times import plot_steps
 from scalelab.report.document import Chart, Document, Section

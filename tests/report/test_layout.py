@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.document import Cell, Column, Table, make_cell
-from scalelab.report.layout import TextColumn, format_columns, list_notes
+from scalelab.report.tables import TextColumn, format_columns, list_notes
 from scalelab.units import UNKNOWN
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from scalelab.checks import clean_text
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution, Finding
-from scalelab.report.layout import MOST_LINES, format_columns, measure_text
 from scalelab.report.renderers.terminal import find_width, render_terminal, takes_styles
+from scalelab.report.tables import MOST_LINES, format_columns, measure_text
 from tests.report.samples import (
     HOSTILE_TEXTS,
     build_hostile_document,

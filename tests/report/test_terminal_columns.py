@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.report.layout import TextColumn
 from scalelab.report.renderers.terminal import ColumnSize, arrange_columns, measure_column
+from scalelab.report.tables import TextColumn
 
 
 @st.composite

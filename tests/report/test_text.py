@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.checks import clean_text
-from scalelab.report.layout import measure_text, pad_text, wrap_text
+from scalelab.report.tables import measure_text, pad_text, wrap_text
 from tests.report.samples import HOSTILE_TEXTS
 
 

@@ -16,7 +16,7 @@ from scalelab.report.findings import Caution, CautionKind, Finding, FindingKind,
 from scalelab.runs.experiment import run_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=2, comm_free_steps=2)

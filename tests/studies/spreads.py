@@ -14,7 +14,7 @@ from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.studies.answers import AlteredLauncher
 

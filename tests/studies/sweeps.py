@@ -13,7 +13,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 
 FEW = Sampling(rounds=6, steps=16, phase_steps=0, comm_free_steps=0)
 SMALL_TRANSFORMER = Job(

@@ -14,7 +14,7 @@ from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import covers, find_finding, find_row, list_kinds, set_machine
 from tests.studies.sweeps import plan_names
 

@@ -17,7 +17,7 @@ from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.report.charts.figures import draw, list_layers, list_values
 from tests.studies.answers import covers, find_caution, find_finding, find_row, set_machine, warn_all
 from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run

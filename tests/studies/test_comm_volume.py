@@ -15,8 +15,8 @@ from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.script import ScriptSource
+from scalelab.studies.shared.study import Sampling
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.spreads import JOB, SAMPLING, conclude, make_comm_volume, send

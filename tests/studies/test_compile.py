@@ -17,7 +17,7 @@ from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.compile import BREAK_EVEN, Compile
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import find_kinds, find_row, say_all, set_machine, warn_all
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run
 

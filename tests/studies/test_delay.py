@@ -16,7 +16,7 @@ from scalelab.report.findings import MAIN, select
 from scalelab.runs.experiment import run_study
 from scalelab.studies.delay.study import Delay
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import JOB, covers, find_caution, find_finding, find_row, set_machine
 
 SAMPLING = Sampling(rounds=6, steps=12, phase_steps=0, comm_free_steps=0)

@@ -16,7 +16,7 @@ from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.dimensions import GROWTH, REFUSED, Dimensions
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.workloads.catalogue import make_options
 from tests.studies.answers import find_kinds, find_row, set_machine, warn_all
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, make_results, plan_names, run

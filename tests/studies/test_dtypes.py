@@ -18,7 +18,7 @@ from scalelab.runs.experiment import run_study
 from scalelab.studies.dtypes import EXPLANATION, Dtypes
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.losses import LOSSES_EQUAL
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.shared.sweep import VERDICT
 from tests.studies.answers import find_kinds, find_row, set_machine
 from tests.studies.sweeps import FEW, SMALL_TRANSFORMER, Shared, plan_names, run, with_losses

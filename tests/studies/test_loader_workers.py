@@ -20,7 +20,7 @@ from scalelab.runs.experiment import find_failed, run_study
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.loader_workers import CROWDED, LOADER_WAIT, LoaderWorkers
 from scalelab.studies.shared.job import DIGITS_IMAGES, Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.shared.sweep import VERDICT
 from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine
 

@@ -13,7 +13,7 @@ from scalelab.report.document import Document
 from scalelab.runs.experiment import run_study
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import find_caution, find_finding, find_row, set_machine
 from tests.studies.uneven import UnevenLauncher
 

@@ -19,7 +19,7 @@ from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.optimizers import STATE, UPDATE_SHARE, Optimizers
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.shared.sweep import VERDICT
 from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine, warn_all
 

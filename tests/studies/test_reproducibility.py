@@ -17,7 +17,7 @@ from scalelab.report.findings import MAIN, Finding
 from scalelab.runs.experiment import run_study
 from scalelab.studies.reproducibility import Repeats, Reproducibility, describe_mean
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import find_finding, find_row, set_machine
 from tests.studies.sweeps import FEW, Shared, make_results, plan_names, run, with_losses
 

@@ -15,7 +15,7 @@ from scalelab.report.document import Document
 from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.straggler import Straggler
 from tests.studies.answers import covers, find_caution, find_finding, find_row, set_machine
 from tests.studies.uneven import EVEN, UnevenLauncher

@@ -15,7 +15,7 @@ from scalelab.records.trial import Status, StepKind, StepSample, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.throughput import ASSUMPTIONS, LARGER_MODEL, Throughput
 from tests.records import count_steps
 from tests.studies.answers import covers, find_kinds, find_row, set_machine

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from scalelab.records.devices import DEVICES, DeviceKind
+from scalelab.records.settings import DEVICES, DeviceKind
 from scalelab.worker.device import DRIVERS, DeviceDriver, DeviceMemory
 
 NAME = "pretend"

@@ -11,7 +11,7 @@ import torch
 
 import scalelab
 from scalelab.errors import UsageError
-from scalelab.records.devices import DEVICES, DeviceChoice, find_kind
+from scalelab.records.settings import DEVICES, DeviceChoice, find_kind
 from scalelab.worker.device import (
     DRIVERS,
     choose_device,

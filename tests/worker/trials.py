@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.schema import write_trial
+from scalelab.records.files import write_trial
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import StepPlan, Trial, TrialResult
 

@@ -30,7 +30,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import tabulate_sizes
 from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
 from scalelab.analysis.traffic import POINT_TO_POINT, bus_factor
-from scalelab.records.devices import find_kind
+from scalelab.records.settings import find_kind
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Trial, TrialResult
 

@@ -31,9 +31,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from scalelab.analysis.memory import MemoryEvent, PhaseMark
-from scalelab.records.mesh import Mesh
 from scalelab.records.strategies import ALL_PARTS
-from scalelab.records.strategy import MemoryRules, StatePart, Strategy
+from scalelab.records.strategy import MemoryRules, Mesh, StatePart, Strategy
 
 Moment = Literal["forward", "forward_end", "backward", "gradients"]
 

@@ -64,9 +64,9 @@ from types import MappingProxyType
 
 from scalelab.errors import UnknownName
 from scalelab.records.observations import Message, MessageBasis
-from scalelab.records.sending import Send
 from scalelab.records.settings import Spreading
 from scalelab.records.strategies import TIED, find_strategy
+from scalelab.records.strategy import Send
 
 FLOAT_BYTES = 4
 """Statistics of batch norm are reduced in float32."""

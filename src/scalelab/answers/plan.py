@@ -22,7 +22,7 @@ from scalelab.predict.planning import (
     sum_training,
 )
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.lines import PREDICTED
+from scalelab.report.charts.column_charts import PREDICTED
 from scalelab.report.charts.plot import plot_bars, plot_parts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, select

@@ -23,9 +23,8 @@ import tyro
 
 from scalelab.checks import FLAGS, flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.devices import DEVICES
 from scalelab.records.launchers import LAUNCHERS
-from scalelab.records.settings import Dtype
+from scalelab.records.settings import DEVICES, Dtype
 from scalelab.records.strategies import STRATEGIES
 
 FILE = "scalelab.toml"

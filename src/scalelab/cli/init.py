@@ -30,7 +30,7 @@ from scalelab.records.launchers import LauncherName
 from scalelab.records.trial import Status, TrialResult
 from scalelab.runs.launching import try_trial
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
+from scalelab.studies.shared.study import Configuration, Sampling, plan_rounds
 from scalelab.units import format_count, format_loss, format_seconds
 
 INSPECTION_SECONDS = 300

@@ -16,7 +16,7 @@ from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.errors import RunBusy, UsageError
 from scalelab.records.files import storage_errors
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs, has_failed, open_run
-from scalelab.report.layout import measure_text, pad_text, wrap_text
+from scalelab.report.tables import measure_text, pad_text, wrap_text
 from scalelab.serve.listing import RunLine, describe_run, find_result
 
 MOST_LETTERS = 14

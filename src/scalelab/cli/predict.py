@@ -31,8 +31,7 @@ from scalelab.errors import DamagedRun, ScalelabError, UsageError
 from scalelab.predict.network_model import read_link
 from scalelab.predict.scaled_job import scale_out
 from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
-from scalelab.records.devices import find_kind
-from scalelab.records.settings import Dtype, MaybeInt
+from scalelab.records.settings import Dtype, MaybeInt, find_kind
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult

@@ -25,9 +25,8 @@ from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option
 from scalelab.studies.catalogue import STUDIES, find_name, load_study
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import QUICK_FIELDS
 from scalelab.studies.shared.script import read_script
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import QUICK_FIELDS, Study
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 

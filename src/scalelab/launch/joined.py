@@ -43,8 +43,7 @@ from scalelab.launch.rendezvous import (
 )
 from scalelab.launch.supervisor import choose_cores, make_assignment, read_mask
 from scalelab.records.environment import read_load_average
-from scalelab.records.files import read_json, storage_errors
-from scalelab.records.schema import read_trial
+from scalelab.records.files import read_json, read_trial, storage_errors
 from scalelab.records.trial import Trial, TrialResult
 
 WAIT_SECONDS = 15.0

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import LaunchFailed
 from scalelab.launch.agreement import scratch_directory
-from scalelab.records.files import write_atomically
+from scalelab.records.files import TRIAL_FILE, write_atomically
 from scalelab.records.running import hold_directory, remove_leftovers
-from scalelab.records.schema import TRIAL_FILE
 from scalelab.units import format_bytes
 
 MOST_BYTES = 500_000_000

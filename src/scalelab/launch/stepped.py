@@ -53,10 +53,10 @@ from scalelab.launch.starters import (
     tell_kind,
 )
 from scalelab.launch.utilization import OTHERS
-from scalelab.records.devices import find_kind
 from scalelab.records.launchers import LAUNCHERS, STARTERS, load
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.running import hold_directory, remove_leftovers
+from scalelab.records.settings import find_kind
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, not_run
 
 SUPERVISOR = "scalelab.launch.supervisor"

@@ -51,9 +51,8 @@ from scalelab.launch.rendezvous import (
 )
 from scalelab.launch.utilization import watch_rank
 from scalelab.records.environment import count_oom_kills, usable_cores
-from scalelab.records.files import write_json
+from scalelab.records.files import read_trial, write_json
 from scalelab.records.observations import RankReport, RankSource
-from scalelab.records.schema import read_trial
 from scalelab.records.trial import Cause, Status, Trial, to_builtins
 
 LOOPBACK_INTERFACE = "lo"

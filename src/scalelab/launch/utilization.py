@@ -36,8 +36,8 @@ import psutil
 from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
 from scalelab.launch.gpus import PERIOD_SECONDS, SLOW_PERIOD_SECONDS, LoadReader, open_gpus
 from scalelab.launch.ranks.placement import assign_cores
-from scalelab.records.devices import find_kind
 from scalelab.records.observations import DeviceLoad
+from scalelab.records.settings import find_kind
 from scalelab.records.trial import Trial
 
 OTHERS = "other programs"

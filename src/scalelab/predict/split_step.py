@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scalelab.predict.network_model import FsdpUnit, overlap_units
-from scalelab.records.mesh import Mesh
 from scalelab.records.settings import Spreading
 from scalelab.records.strategies import arrange_ranks, find_strategy
+from scalelab.records.strategy import Mesh
 
 Collective = Callable[[str, int, float], float]
 """Seconds of a collective, by its kind, ranks and bytes."""

@@ -37,8 +37,7 @@ from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.optimizers import KEPT_TENSORS
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.units import format_bytes
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from scalelab.records.sending import Message as Message
-from scalelab.records.sending import MessageBasis as MessageBasis
-from scalelab.records.sending import PipelineTimes
+from scalelab.records.strategy import Message as Message
+from scalelab.records.strategy import MessageBasis as MessageBasis
+from scalelab.records.strategy import PipelineTimes
 
 Instrument = Literal[
     "memory", "messages", "counters", "gradients", "utilization", "replicas", "gradient_noise", "mpi", "norms",

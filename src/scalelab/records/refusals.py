@@ -6,10 +6,9 @@ from dataclasses import fields
 
 from scalelab.checks import flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.devices import find_kind
-from scalelab.records.mesh import IN_ROUNDS, SPLITS_BACKWARD
-from scalelab.records.settings import Spreading, StepShape
+from scalelab.records.settings import Spreading, StepShape, find_kind
 from scalelab.records.strategies import DEFAULT, STRATEGIES, find_strategy
+from scalelab.records.strategy import IN_ROUNDS, SPLITS_BACKWARD
 from scalelab.records.trial import Trial
 
 

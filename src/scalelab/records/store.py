@@ -27,7 +27,20 @@ from typing import Any
 from scalelab.errors import DamagedRun, StoreError, UnknownName, UsageError
 from scalelab.records.environment import Environment
 from scalelab.records.files import RUNS_DIR as RUNS_DIR
-from scalelab.records.files import open_stored, read_json, read_stored, storage_errors, write_atomically, write_json
+from scalelab.records.files import (
+    SCHEMA_VERSION,
+    check_schema,
+    convert_file,
+    open_stored,
+    read_json,
+    read_result,
+    read_stored,
+    read_trial,
+    storage_errors,
+    write_atomically,
+    write_json,
+    write_trial,
+)
 from scalelab.records.running import (
     RUNNING,
     find_holder,
@@ -38,7 +51,6 @@ from scalelab.records.running import (
     seal_run,
 )
 from scalelab.records.samples import RAW_FILES, list_raw, read_raw, render_raw, sha256_of
-from scalelab.records.schema import SCHEMA_VERSION, check_schema, convert_file, read_result, read_trial, write_trial
 from scalelab.records.trial import Trial, TrialResult, to_builtins, with_samples
 
 JOBS_FILE = "job.json"

@@ -12,10 +12,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalelab.errors import UsageError
-from scalelab.records.mesh import Mesh, parse_mesh
-from scalelab.records.sending import Send
 from scalelab.records.settings import Spreading
-from scalelab.records.strategy import MemoryRules, Refusal, StatePart, Strategy
+from scalelab.records.strategy import MemoryRules, Mesh, Refusal, Send, StatePart, Strategy, parse_mesh
 
 ALL_PARTS: tuple[StatePart, ...] = ("parameters", "gradients", "optimizer")
 GATHER = Send(kind="all_gather", purpose="parameters", phase="forward", size="units")

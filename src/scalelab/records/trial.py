@@ -26,12 +26,11 @@ import msgspec
 
 from scalelab.checks import check_at_least, check_divisible, check_one_of, check_positive, flag
 from scalelab.errors import UsageError
-from scalelab.records.devices import DEVICES
 from scalelab.records.launchers import BatchNote, LauncherName
-from scalelab.records.mesh import Mesh
 from scalelab.records.observations import CurvePoint, DeviceLoad, Fetch, Instrument, RankReport, Transfer
 from scalelab.records.quantized import Quantized
 from scalelab.records.settings import (
+    DEVICES,
     Bind,
     Dtype,
     Optimization,
@@ -41,6 +40,7 @@ from scalelab.records.settings import (
     TrainingRun,
 )
 from scalelab.records.strategies import DEFAULT, arrange_ranks, find_strategy
+from scalelab.records.strategy import Mesh
 from scalelab.records.tasks import PHASES as PHASES
 from scalelab.records.tasks import Block as Block
 from scalelab.records.tasks import Dataset, Exchange, Forecast, Measure, Quantize, Read, Script, Task, Train

@@ -17,10 +17,9 @@ from scalelab.launch.batch.site import find_scheduler
 from scalelab.launch.hosts import HostsLauncher
 from scalelab.launch.launcher import Launched, Launcher, open_launcher
 from scalelab.launch.local import LocalLauncher
-from scalelab.records.files import read_json
+from scalelab.records.files import read_json, write_trial
 from scalelab.records.launchers import LAUNCHERS, Scheduler
 from scalelab.records.running import hold_directory
-from scalelab.records.schema import write_trial
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 from scalelab.report.findings import Caution, CautionKind

@@ -36,7 +36,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.batch_size import check_batches, describe_saturation, warn_of_fit
 from scalelab.studies.shared.arms import Arm, describe_status
-from scalelab.studies.shared.sampling import Configuration
+from scalelab.studies.shared.study import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, explain_marks, find_marks
 from scalelab.units import format_known, format_quantity, format_share, format_times
 

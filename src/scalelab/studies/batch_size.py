@@ -35,7 +35,7 @@ from scalelab.report.tables import (
     share_column,
 )
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import PEAK_CAPTION, Sweep, SweepStudy, memory_column, step_column
 from scalelab.studies.shared.work import count_tokens, measure_rate, name_samples
 from scalelab.units import format_bytes, format_known, format_quantity, format_share, is_known

@@ -42,7 +42,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import compare_last_losses, read_losses
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     Sweep,
     SweepStudy,

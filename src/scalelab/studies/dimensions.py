@@ -35,7 +35,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm, describe_failures, describe_status, join_words
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     PEAK_CAPTION,
     Sweep,

@@ -32,7 +32,7 @@ from scalelab.studies.shared.losses import (
     read_last_loss,
     read_losses,
 )
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     PEAK_CAPTION,
     Sweep,

@@ -42,7 +42,7 @@ from scalelab.studies.shared.breakdown import (
     read_train,
 )
 from scalelab.studies.shared.job import Job, count_images, name_images, put_on_images
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     FASTEST,
     Sweep,

@@ -37,8 +37,7 @@ from scalelab.studies.shared import communication as comm
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import HEADERS, break_arm, make_breakdown_table, warn_of_rest
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import FEW_STEPS, Configuration, Sampling, Study, check_ranks
 from scalelab.studies.shared.sweep import (
     describe_measurement,
     divide_by_ranks,

@@ -26,7 +26,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_phase_share
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.losses import read_last_loss, read_losses
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import (
     Sweep,
     SweepStudy,

@@ -33,7 +33,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, relative_column, samples_column, step_column
 from scalelab.units import UNKNOWN, format_count, format_interval, format_quantity, format_share, is_known
 

@@ -33,8 +33,7 @@ from scalelab.studies.shared import breakdown, sweep
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
 from scalelab.units import format_interval, format_known, format_quantity, format_share
 
 UNDELAYED, DELAYED = "undisturbed", "disturbed"

@@ -21,7 +21,7 @@ from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, rate_column
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sampling import Configuration, Sampling
+from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, memory_column, step_column
 from scalelab.studies.shared.work import (
     count_if_own,

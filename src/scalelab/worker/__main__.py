@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from scalelab.launch.agreement import Assignment, die_with_parent
-from scalelab.records.schema import read_trial
+from scalelab.records.files import read_trial
 from scalelab.records.tasks import Script
 from scalelab.records.trial import from_builtins
 from scalelab.worker.script.prelude import run_prelude

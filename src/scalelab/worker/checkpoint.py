@@ -38,9 +38,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.agreement import list_checkpoints
 from scalelab.records.files import read_json, write_json
-from scalelab.records.mesh import Mesh
 from scalelab.records.settings import Spreading
 from scalelab.records.strategies import arrange_ranks, find_strategy
+from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.worker.batches.stream import BatchStream
 from scalelab.worker.randomness import read_random_state, restore_random_state, seed_everything

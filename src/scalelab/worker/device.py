@@ -3,7 +3,7 @@
 Streams, events, waiting, memory statistics, peaks, the cache, random states, names and profiler activities are asked of
 a `DeviceDriver`. It goes by `torch.accelerator`, which is the same for all kinds, and by torch's module of the kind
 (`torch.cuda`, which ROCm shares, `torch.xpu`, `torch.mps`) for what that lacks in the oldest torch that we take. Kinds
-differ by their records (`records/devices.py`). No other module of this package calls `torch.cuda`, and a test looks.
+differ by their records (`records/settings.py`). No other module of this package calls `torch.cuda`, and a test looks.
 
 A CPU has no driver: its work is done when a call returns, and its memory is the process's. Where code asks
 `find_driver(device)`, None is the CPU.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from scalelab.errors import UsageError
-from scalelab.records.devices import DEVICES, DeviceKind
+from scalelab.records.settings import DEVICES, DeviceKind
 
 MOST_ENTRIES = 1_000_000
 """Of an allocator's history: far more than two steps make."""

@@ -37,9 +37,9 @@ import torch.distributed as dist
 from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.errors import NotSupported, ScalelabError, UsageError
 from scalelab.launch.agreement import transfers_file
-from scalelab.records.devices import find_kind
 from scalelab.records.observations import Transfer
 from scalelab.records.samples import render_transfers
+from scalelab.records.settings import find_kind
 from scalelab.records.tasks import NUMBER_BYTES, Exchange
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_synchronize

@@ -52,8 +52,8 @@ import torch._dynamo
 import torch.distributed
 import torch.profiler
 
+from scalelab.records.files import read_trial
 from scalelab.records.running import RANKS_VARIABLE
-from scalelab.records.schema import read_trial
 from scalelab.records.strategies import STRATEGIES
 from scalelab.worker.models.libraries import load_classes
 from scalelab.worker.strategies.apply import load_strategy

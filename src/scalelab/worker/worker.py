@@ -44,10 +44,9 @@ from scalelab.launch.agreement import (
 )
 from scalelab.launch.ranks.placement import assign_cores, find_numa_nodes, read_numa_nodes
 from scalelab.records.environment import usable_cores
-from scalelab.records.files import write_json
+from scalelab.records.files import read_trial, write_json
 from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
-from scalelab.records.schema import read_trial
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Script, Train
 from scalelab.records.trial import StepPlan, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stored_set import read_from_set

@@ -42,7 +42,7 @@ from scalelab.runs.experiment import start_run
 from scalelab.serve.listing import describe_run
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.launch.batch.test_batch_jobs import make_request, play_program
 from tests.records import make_store
 

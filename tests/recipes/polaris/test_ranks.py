@@ -13,9 +13,9 @@ from scalelab.launch.stepped import StepLauncher
 from scalelab.recipes.polaris.ranks import LAUNCHERS, describe_ranks, make_p2
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
+from scalelab.records.files import write_trial
 from scalelab.records.launchers import LauncherName
 from scalelab.records.observations import RankReport, RankSource
-from scalelab.records.schema import write_trial
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult, not_run
 from tests.launch.programs import make_step

@@ -8,7 +8,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.report.charts.column_charts import draw_columns, draw_lines, draw_stacks, make_value_axis, read_columns
 from scalelab.report.charts.plot import Axis
 from scalelab.report.document import Column, Table
-from scalelab.report.layout import format_columns
+from scalelab.report.tables import format_columns
 from tests.report.charts.figures import draw, list_layers, list_values
 from tests.report.samples import make_row
 

@@ -8,7 +8,7 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.report.charts.axes import CUT_NOTE, Axis
-from scalelab.report.charts.lines import (
+from scalelab.report.charts.column_charts import (
     MEASURED,
     MOST_SHOWN,
     PREDICTED,

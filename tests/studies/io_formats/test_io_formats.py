@@ -27,7 +27,7 @@ from scalelab.studies.catalogue import read_study
 from scalelab.studies.io_formats.study import PUBLISHED, IoFormats, find_missing, parse_shape
 from scalelab.studies.shared.expectation import expect_seconds, render_plan
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.report.charts.figures import draw, list_values
 from tests.studies.answers import AlteredLauncher, find_caution, find_finding, list_kinds, set_machine
 

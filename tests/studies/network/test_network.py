@@ -21,7 +21,7 @@ from scalelab.studies.network.answer import read_latency
 from scalelab.studies.network.study import Network, choose_sizes
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import AlteredLauncher, covers, find_caution, find_finding, find_row, set_machine
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")

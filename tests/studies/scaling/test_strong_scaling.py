@@ -16,9 +16,9 @@ from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.report.document import Cell, read_document, render_json
 from scalelab.report.findings import ASIDE, MAIN
-from scalelab.report.layout import shorten
+from scalelab.report.tables import shorten
 from scalelab.studies.scaling.answer import _split_loss
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.records import replace_losses
 from tests.studies.answers import (
     ONE_RANK_SECONDS,

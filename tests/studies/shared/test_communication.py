@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.launch.fake import FakeLauncher
 from scalelab.runs.experiment import run_study
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import answer, find_caution, find_finding, find_row, make_strong, make_weak, set_machine
 from tests.studies.uneven import UnevenLauncher
 

@@ -29,7 +29,7 @@ from scalelab.studies.shared.expectation import (
     shorten_trial,
 )
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from tests.studies.answers import SAMPLING, AlteredLauncher, answer, make_strong, set_machine, share_evenly
 
 

@@ -26,8 +26,7 @@ from scalelab.studies.shared.communication import (
     make_traced_table,
 )
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import FEW_STEPS, Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import FEW_STEPS, Sampling, Study
 from scalelab.studies.strategies.study import Strategies
 from tests.records import make_record, make_result
 from tests.studies.answers import (

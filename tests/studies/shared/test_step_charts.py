@@ -19,7 +19,6 @@ from scalelab.report.renderers.markdown import render_markdown
 from scalelab.report.renderers.terminal import render_terminal
 from scalelab.studies.catalogue import derive_document
 from scalelab.studies.shared.arms import TOO_SHORT, describe_status, group_arms
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import (
     SERIES_POINTS,
     describe_spread,
@@ -30,6 +29,7 @@ from scalelab.studies.shared.step_charts import (
     plot_spread,
     thin,
 )
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.throughput import Throughput
 from tests.records import make_record, make_result
 from tests.report.charts.figures import draw, list_values

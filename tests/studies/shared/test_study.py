@@ -20,7 +20,7 @@ from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.studies.catalogue import OLD_NAMES, STUDIES, load_kind, load_study
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling, check_ranks
+from scalelab.studies.shared.study import Sampling, check_ranks
 from tests.studies.answers import JOB, SAMPLING, make_strong, make_weak, set_machine
 
 

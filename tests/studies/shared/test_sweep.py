@@ -24,7 +24,7 @@ from scalelab.studies.model_size import ModelSize
 from scalelab.studies.optimizers import Optimizers
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration
+from scalelab.studies.shared.study import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, name_fastest, relative_column, step_column
 from scalelab.studies.throughput import Throughput
 from tests.report.charts.figures import draw, list_layers, list_texts, list_values

@@ -10,14 +10,14 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.records.observations import Message, MessageBasis, RankReport
-from scalelab.records.sending import PipelineTimes
 from scalelab.records.settings import Spreading
+from scalelab.records.strategy import PipelineTimes
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.runs.experiment import run_study
 from scalelab.studies.shared.cautions import SAME_SAMPLES
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.shared.sweep import FASTEST
 from scalelab.studies.strategies.layouts import BUBBLE, LEAST_SENT, Layouts
 from scalelab.studies.strategies.planned import PLAN_RANKING

@@ -15,7 +15,7 @@ from scalelab.records.settings import Spreading
 from scalelab.records.trial import Status, TrialResult
 from scalelab.report.findings import MAIN
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 from scalelab.studies.strategies.study import Strategies
 from tests.studies.answers import covers, find_caution, find_finding, find_row, list_kinds, set_machine
 from tests.studies.spreads import JOB, conclude, hold, look_at, make_strategies

@@ -36,7 +36,7 @@ from scalelab.studies.catalogue import STUDIES, load_study
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
+from scalelab.studies.shared.study import Sampling
 
 
 def plan_studies():

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.records.devices import DEVICES
 from scalelab.records.refusals import check_strategy
+from scalelab.records.settings import DEVICES
 from scalelab.worker.device import DRIVERS, DeviceDriver
 from scalelab.worker.strategies.apply import convert_linears
 from scalelab.worker.training import find_dtype

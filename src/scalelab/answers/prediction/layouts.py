@@ -21,7 +21,7 @@ from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import count_column, make_table, rate_column, ratio_column, seconds_column, text_column
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.sampling import LINK
+from scalelab.studies.shared.study import LINK
 from scalelab.studies.strategies.layouts import Layouts
 from scalelab.studies.strategies.planned import ALONE, PlannedArm, calibrate_plan, describe_layout, plan_arms
 from scalelab.units import format_quantity, format_share

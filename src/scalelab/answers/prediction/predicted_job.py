@@ -21,12 +21,12 @@ from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, Networ
 from scalelab.predict.scaled_job import MOST_FACTOR, NUM_UNITS, InputErrors, ScaledJob, settle_on_two
 from scalelab.predict.split_step import PerSampleCost, Splitting, fit_line_by_batch, is_meshed
 from scalelab.predict.what_if import WIDTHS
-from scalelab.records.devices import find_kind
 from scalelab.records.observations import GradientTimes, RankReport
+from scalelab.records.settings import find_kind
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
 from scalelab.studies.shared.arms import Arm, group_arms
-from scalelab.studies.shared.sampling import LINK
+from scalelab.studies.shared.study import LINK
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import format_count
 

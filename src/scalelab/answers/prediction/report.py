@@ -12,8 +12,7 @@ from scalelab.predict.scaled_job import ScaledStep
 from scalelab.predict.what_if import Candidate, Need, WhatIf, fit_need
 from scalelab.report.charts.amounts import plot_amounts
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.column_charts import draw_stacks, keep_charts
-from scalelab.report.charts.lines import MEASURED, PREDICTED, plot_fan
+from scalelab.report.charts.column_charts import MEASURED, PREDICTED, draw_stacks, keep_charts, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (

@@ -11,7 +11,7 @@ from scalelab.answers.prediction.report import BAND, FAR, PREDICTION, PREDICTION
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
 from scalelab.predict.scaling_table import ReadSeries, ScalingSeries, find_doubts
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.lines import MEASURED, PREDICTED, plot_fan
+from scalelab.report.charts.column_charts import MEASURED, PREDICTED, plot_fan
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import Caution, CautionKind, Finding
 from scalelab.report.tables import count_column, make_column, make_table, ratio_column, share_column, text_column

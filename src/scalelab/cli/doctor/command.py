@@ -53,8 +53,7 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.launch.ranks.placement import Placement, find_mistakes, format_cores, read_placement
 from scalelab.records.environment import Environment, read_cpu_quota, read_environment
-from scalelab.records.files import read_json, storage_errors, write_json
-from scalelab.records.schema import write_trial
+from scalelab.records.files import read_json, storage_errors, write_json, write_trial
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import Measure

@@ -28,11 +28,9 @@ from scalelab.errors import ScalelabError
 from scalelab.launch.gpus import GpuState, open_nvml, read_nvml
 from scalelab.launch.launcher import Launcher
 from scalelab.predict.devices import recognize_device
-from scalelab.records.devices import SelfCheck, find_kind
 from scalelab.records.environment import Gpu, find_gpus, read_environment
-from scalelab.records.files import write_json
-from scalelab.records.schema import write_trial
-from scalelab.records.settings import StepShape
+from scalelab.records.files import write_json, write_trial
+from scalelab.records.settings import SelfCheck, StepShape, find_kind
 from scalelab.records.tasks import Exchange, Forecast, Measure
 from scalelab.records.trial import NO_STRATEGY, Status, StepKind, StepPlan, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_seconds, format_share

@@ -19,7 +19,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
 from scalelab.launch.k8s import GROUP, MODULE
 from scalelab.launch.stepped import count_cores_per_process
-from scalelab.records.devices import find_kind
+from scalelab.records.settings import find_kind
 from scalelab.records.trial import Trial
 
 GROUP_LABEL = "metadata.labels['batch.kubernetes.io/controller-uid']"

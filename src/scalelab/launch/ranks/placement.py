@@ -28,9 +28,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from scalelab.records.devices import find_kind
 from scalelab.records.environment import usable_cores
-from scalelab.records.settings import Bind
+from scalelab.records.settings import Bind, find_kind
 from scalelab.records.trial import Trial
 
 SYSTEM = Path("/sys")

@@ -30,8 +30,7 @@ from scalelab.studies.memory.answer import MemoryRow, collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import Throughput, measure_total_rate
 

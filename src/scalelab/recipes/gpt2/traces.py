@@ -25,7 +25,7 @@ from scalelab.report.tables import (
 )
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.communication import estimate_traced, list_traced
-from scalelab.studies.shared.sampling import FEW_STEPS
+from scalelab.studies.shared.study import FEW_STEPS
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
 from scalelab.units import format_share, is_known

@@ -38,15 +38,15 @@ from scalelab.recipes.parallelism.published import (
     read,
 )
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size
-from scalelab.records.mesh import parse_mesh
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.strategies import PLAIN, choose_of_mesh, find_strategy
+from scalelab.records.strategy import parse_mesh
 from scalelab.records.trial import Option
 from scalelab.report.findings import Finding
 from scalelab.report.tables import Field
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration
+from scalelab.studies.shared.study import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, memory_column, relative_column, step_column
 from scalelab.studies.strategies.layouts import BUBBLE, Layouts
 from scalelab.studies.strategies.planned import PLAN_RANKING

@@ -47,8 +47,7 @@ from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING, plot_rank_parts
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.sweep import VERDICT
 from scalelab.studies.straggler import COST, MODEL, STRAGGLER, Straggler
 from scalelab.studies.strategies.study import Strategies

@@ -26,7 +26,6 @@ from scalelab import __version__
 from scalelab.checks import clean_text
 from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
-from scalelab.report.layout import MOST_FINDINGS, TextColumn, format_columns, list_notes
 from scalelab.report.renderers.csv_table import render_csv
 from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (
@@ -43,6 +42,7 @@ from scalelab.report.renderers.theme import (
     list_names,
     make_config,
 )
+from scalelab.report.tables import MOST_FINDINGS, TextColumn, format_columns, list_notes
 from scalelab.units import PLUS_MINUS, format_bytes
 
 LONG_PROSE = 40

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from scalelab.checks import clean_text
 from scalelab.report.document import Align, Chart, Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.layout import format_columns, list_notes, measure_text, pad_text
+from scalelab.report.tables import format_columns, list_notes, measure_text, pad_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*_#|~$&<>]|\[(?=\^)|\](?=[(\[:])")

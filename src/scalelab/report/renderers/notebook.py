@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from scalelab.report.document import Chart, Document, Table
-from scalelab.report.layout import TextColumn, format_columns, list_notes, shorten
 from scalelab.report.renderers.html import set_text, set_words
 from scalelab.report.renderers.pictures import draw_svg, list_charts
+from scalelab.report.tables import TextColumn, format_columns, list_notes, shorten
 
 MOST_CHARTS = 2
 """The report has the others."""

@@ -24,9 +24,9 @@ from scalelab.errors import UsageError
 from scalelab.records.running import hold_directory
 from scalelab.report.document import BRIEF_CHARACTERS, Chart, Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.layout import TextColumn, format_columns, list_notes
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
+from scalelab.report.tables import TextColumn, format_columns, list_notes
 from scalelab.units import PLUS_MINUS
 
 NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab[report]'"

@@ -15,7 +15,7 @@ from typing import NamedTuple, TextIO
 from scalelab.checks import clean_text
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import Caution
-from scalelab.report.layout import (
+from scalelab.report.tables import (
     FEWEST_ROWS,
     MOST_LINES,
     TextColumn,

@@ -12,7 +12,7 @@ from scalelab.analysis.quality import measure_noise
 from scalelab.analysis.stats import Rounds, estimate_median
 from scalelab.analysis.traffic import bus_factor
 from scalelab.records.trial import Cause, Status, TrialResult
-from scalelab.report.charts.lines import plot_rates, plot_times
+from scalelab.report.charts.column_charts import plot_rates, plot_times
 from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Chart, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known

@@ -20,10 +20,9 @@ from scalelab.analysis.traffic import POINT_TO_POINT
 from scalelab.checks import check_at_least, check_positive, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.namespaces import UNSHAPED
-from scalelab.records.devices import DeviceChoice, find_kind
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.launchers import LAUNCHERS, LauncherName
-from scalelab.records.settings import Bind
+from scalelab.records.settings import Bind, DeviceChoice, find_kind
 from scalelab.records.tasks import NUMBER_BYTES, Backend, Exchange, Operation
 from scalelab.records.trial import Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -38,8 +37,7 @@ from scalelab.studies.collectives.report import (
     warn_of_left_out,
 )
 from scalelab.studies.shared.job import Job, check_devices
-from scalelab.studies.shared.sampling import check_ranks, describe_bare_trial
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Study, check_ranks, describe_bare_trial
 from scalelab.units import format_bytes, format_count, parse_bytes, parse_seconds
 
 GROWTH = 4

@@ -17,8 +17,7 @@ from scalelab.studies.delay.report import draw_speedups, draw_steps, find_findin
 from scalelab.studies.shared import sweep
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, check_ranks
 from scalelab.units import parse_seconds
 
 

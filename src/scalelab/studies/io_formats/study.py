@@ -51,8 +51,14 @@ from scalelab.studies.io_formats.report import (
 )
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job, check_devices
-from scalelab.studies.shared.sampling import Configuration, Sampling, check_ranks, describe_bare_trial, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import (
+    Configuration,
+    Sampling,
+    Study,
+    check_ranks,
+    describe_bare_trial,
+    plan_rounds,
+)
 from scalelab.units import format_bytes, format_count, parse_seconds
 from scalelab.workloads.options import TransformerOptions
 

@@ -15,8 +15,7 @@ from scalelab.analysis.learning import (
 )
 from scalelab.analysis.stats import FEWEST_FOR_SIGNED_RANK
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.column_charts import keep_charts
-from scalelab.report.charts.lines import plot_curves
+from scalelab.report.charts.column_charts import keep_charts, plot_curves
 from scalelab.report.document import Chart, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, count_column, make_column, make_table, seconds_column, text_column

@@ -34,8 +34,7 @@ from scalelab.studies.large_batch.answer import (
 )
 from scalelab.studies.large_batch.report import find_learning_cautions, make_sections, summarise_large_batch
 from scalelab.studies.shared.job import Job, name_images, put_on_images
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
 from scalelab.studies.shared.sweep import describe_placement
 from scalelab.units import format_count
 

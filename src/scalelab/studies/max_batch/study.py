@@ -43,8 +43,7 @@ from scalelab.studies.max_batch.report import (
     make_probe_table,
 )
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
 from scalelab.studies.shared.sweep import describe_placement
 from scalelab.units import format_bytes, parse_percent
 

@@ -17,9 +17,9 @@ import tyro
 
 from scalelab.checks import check_at_least, read_flag
 from scalelab.errors import UsageError
-from scalelab.records.devices import find_kind
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
+from scalelab.records.settings import find_kind
 from scalelab.records.strategies import SCRIPT, StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
@@ -38,8 +38,7 @@ from scalelab.studies.memory.report import (
 )
 from scalelab.studies.shared.fake import check_fake, mark_fake
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_forecast, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_forecast, plan_rounds
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.units import format_bytes, format_count, parse_bytes
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import ExposedCommunication
-from scalelab.report.charts.column_charts import draw_columns, keep_charts
-from scalelab.report.charts.lines import plot_rates
+from scalelab.report.charts.column_charts import draw_columns, keep_charts, plot_rates
 from scalelab.report.charts.plot import MOST_SERIES
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known

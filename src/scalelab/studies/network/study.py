@@ -36,8 +36,7 @@ from scalelab.studies.network.report import (
     warn_of_links,
 )
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study
 from scalelab.studies.shared.sweep import describe_measurement, find_sweep_cautions, plan_sweep
 
 NUMBER_BYTES = 4

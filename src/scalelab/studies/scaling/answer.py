@@ -33,7 +33,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, Findi
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.breakdown import WAITING, break_arm
 from scalelab.studies.shared.communication import compare_methods, describe_traced, list_methods
-from scalelab.studies.shared.sampling import LINK
+from scalelab.studies.shared.study import LINK
 from scalelab.units import (
     choose_unit,
     format_count,

@@ -8,10 +8,10 @@ from typing import Any
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import karp_flatt
 from scalelab.analysis.stats import pair_medians
-from scalelab.records.devices import find_kind
+from scalelab.records.settings import find_kind
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import PHASES
-from scalelab.report.charts.lines import Law, plot_efficiency, plot_speedup
+from scalelab.report.charts.column_charts import Law, plot_efficiency, plot_speedup
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
@@ -31,9 +31,8 @@ from scalelab.studies.shared.breakdown import make_breakdown_table, plot_phases,
 from scalelab.studies.shared.cautions import EXTRAPOLATED, find_cautions
 from scalelab.studies.shared.communication import METHOD_NAMES, find_traced_step, make_traced_table
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Sampling
 from scalelab.studies.shared.step_charts import thin
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.sweep import (
     describe_measurement,
     make_sweep_table,

@@ -17,8 +17,15 @@ from scalelab.records.strategies import PLAIN, SCRIPT, STRATEGIES, ParallelStrat
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling, check_ranks, plan_link, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import (
+    FEW_STEPS,
+    Configuration,
+    Sampling,
+    Study,
+    check_ranks,
+    plan_link,
+    plan_rounds,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,8 @@ from msgspec import structs
 from scalelab.errors import StoreError
 from scalelab.launch.ranks.namespaces import parse_link
 from scalelab.records.environment import count_cores
-from scalelab.records.files import read_json
+from scalelab.records.files import read_json, upgrade_result
 from scalelab.records.launchers import LAUNCHERS
-from scalelab.records.schema import upgrade_result
 from scalelab.records.settings import TrainingRun
 from scalelab.records.tasks import SCRIPT_MARK, Exchange, Forecast, Measure, Quantize, Read, Script, StepPlan, Train
 from scalelab.records.trial import Status, Trial, TrialResult, to_builtins

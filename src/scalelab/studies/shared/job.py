@@ -19,10 +19,18 @@ from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
 from scalelab.launch.ranks.namespaces import UNSHAPED, parse_link
-from scalelab.records.devices import DeviceChoice, find_kind
 from scalelab.records.environment import count_cores, find_gpus, installed_version
 from scalelab.records.launchers import LAUNCHERS, STARTERS, LauncherName, list_on_nodes
-from scalelab.records.settings import Bind, Dtype, Optimization, Perturbation, Spreading, StepShape
+from scalelab.records.settings import (
+    Bind,
+    DeviceChoice,
+    Dtype,
+    Optimization,
+    Perturbation,
+    Spreading,
+    StepShape,
+    find_kind,
+)
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Script, StepPlan
 from scalelab.records.trial import Option

@@ -13,7 +13,7 @@ from typing import Any
 from scalelab.records.observations import CurvePoint
 from scalelab.records.trial import TrialResult
 from scalelab.report.charts.axes import Axis
-from scalelab.report.charts.lines import plot_curves
+from scalelab.report.charts.column_charts import plot_curves
 from scalelab.report.document import Chart
 from scalelab.report.findings import DETAIL, FindingKind
 from scalelab.studies.shared.arms import Arm, join_words

@@ -38,8 +38,7 @@ from scalelab.studies.shared.accelerators import make_device_sections, name_devi
 from scalelab.studies.shared.arms import Arm, describe_status, describe_warmup, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration, Sampling, plan_rounds
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
 from scalelab.units import UNKNOWN, format_count, format_interval, format_share
 
 JOINT_NOTE = "verdicts hold jointly: one table in twenty has a wrong one (Holm)"

@@ -25,8 +25,8 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location, estimate_over_rounds
-from scalelab.records.devices import find_kind
 from scalelab.records.observations import DeviceLoad
+from scalelab.records.settings import find_kind
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import StepKind, TrialResult
 from scalelab.studies.shared.arms import Arm

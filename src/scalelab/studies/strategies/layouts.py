@@ -1,9 +1,9 @@
 """Layouts: every mesh of so many ranks that a model can be split over, measured side by side.
 
-A mesh gives ranks to pipeline stages (pp), replicas (dp), shards (fsdp) and pieces of layers (tp): `records/mesh.py`.
-All layouts train the same model on the same global batch from the same weights. What they send is counted in one
-step, by axis; how long the stages of a pipeline stand still is timed in further steps, beside the bubble of theory,
-which assumes stages that take equally long and messages that take no time.
+A mesh gives ranks to pipeline stages (pp), replicas (dp), shards (fsdp) and pieces of layers (tp):
+`records/strategy.py`. All layouts train the same model on the same global batch from the same weights. What they send
+is counted in one step, by axis; how long the stages of a pipeline stand still is timed in further steps, beside the
+bubble of theory, which assumes stages that take equally long and messages that take no time.
 
 A mesh that does not divide the model or the batch is left out, with the reason. Of a model that `plan` knows, its step
 for every mesh is shown next to the measured one (`planned.py`).
@@ -21,11 +21,10 @@ from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.traffic import count_members, count_wire_bytes
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.records.mesh import AXES, STAGES_PER_RANK, Mesh, list_meshes, parse_mesh
 from scalelab.records.observations import RankReport
 from scalelab.records.refusals import check_strategy
-from scalelab.records.sending import PipelineTimes
 from scalelab.records.strategies import choose_of_mesh, find_strategy
+from scalelab.records.strategy import AXES, STAGES_PER_RANK, Mesh, PipelineTimes, list_meshes, parse_mesh
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Chart, Document, Section, Table
@@ -33,8 +32,7 @@ from scalelab.report.findings import DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, make_table, text_column
 from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import LINK, Configuration, Sampling, plan_link
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import LINK, Configuration, Sampling, Study, plan_link
 from scalelab.studies.shared.sweep import (
     CONTROL,
     Sweep,

@@ -18,8 +18,8 @@ from scalelab.predict.calibration import Calibrated, MeasuredRank, calibrate, co
 from scalelab.predict.layouts import Layout
 from scalelab.predict.network_model import find_hop
 from scalelab.predict.transformer_shape import Transformer
-from scalelab.records.mesh import Mesh
 from scalelab.records.strategies import find_strategy
+from scalelab.records.strategy import Mesh
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Section, Table
@@ -27,7 +27,7 @@ from scalelab.report.findings import REASON, Caution, CautionKind, Finding, Find
 from scalelab.report.tables import count_column, make_table, seconds_column, share_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.sampling import Configuration
+from scalelab.studies.shared.study import Configuration
 from scalelab.units import format_share
 from scalelab.workloads.gpt2_options import Gpt2Options
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import estimate_quantile, estimate_variation
 from scalelab.analysis.stats import Verdict, compare_together, estimate_ratio, judge
-from scalelab.records.devices import find_kind
+from scalelab.records.settings import find_kind
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.axes import Axis
 from scalelab.report.charts.column_charts import draw_columns, keep_charts

@@ -23,8 +23,7 @@ from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.communication import make_traced_table
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.losses import plot_losses
-from scalelab.studies.shared.sampling import FEW_STEPS, Configuration, Sampling
-from scalelab.studies.shared.study import Study
+from scalelab.studies.shared.study import FEW_STEPS, Configuration, Sampling, Study
 from scalelab.studies.shared.sweep import CONTROL, describe_measurement, find_sweep_cautions, plan_sweep
 from scalelab.studies.strategies.report import (
     make_communication_table,

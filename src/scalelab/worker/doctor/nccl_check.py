@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.launch.agreement import die_with_parent
-from scalelab.records.devices import DEVICES
+from scalelab.records.settings import DEVICES
 
 WAIT_SECONDS = 45.0
 LOOK_SECONDS = 0.05

@@ -27,7 +27,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from scalelab.records.devices import DEVICES, SelfCheck
+from scalelab.records.settings import DEVICES, SelfCheck
 from scalelab.units import format_bytes, format_seconds, format_share
 from scalelab.worker.device import DeviceDriver, choose_synchronize, find_driver
 

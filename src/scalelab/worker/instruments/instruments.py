@@ -60,8 +60,8 @@ from scalelab.records.observations import (
     NormSpread,
     RankReport,
 )
-from scalelab.records.sending import PipelineTimes
 from scalelab.records.strategies import find_strategy
+from scalelab.records.strategy import PipelineTimes
 from scalelab.records.trial import Trial
 from scalelab.worker.device import find_driver, find_driver_of
 from scalelab.worker.instruments.messages import watch_messages

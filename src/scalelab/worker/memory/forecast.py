@@ -54,9 +54,8 @@ from scalelab.analysis.memory_sharding import (
     shard_standing,
 )
 from scalelab.errors import UsageError
-from scalelab.records.devices import find_kind
 from scalelab.records.observations import RankReport
-from scalelab.records.settings import Perturbation, Spreading
+from scalelab.records.settings import Perturbation, Spreading, find_kind
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device

@@ -27,9 +27,9 @@ from torch.distributed.tensor import DTensor
 
 from scalelab.analysis.memory import MemoryAccount, PhaseMark, account_step
 from scalelab.analysis.memory_sharding import Sharding, adapt_to_mesh, find_row_share, shard_recording, shard_standing
-from scalelab.records.mesh import Mesh
 from scalelab.records.observations import RankReport
 from scalelab.records.strategies import find_strategy
+from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device
 from scalelab.worker.instruments.fake_group import build_fake, join_fake_group

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scalelab.records.sending import MessageBasis
+from scalelab.records.strategy import MessageBasis
 from scalelab.records.trial import Trial
 from scalelab.worker.optimizers import Factory
 

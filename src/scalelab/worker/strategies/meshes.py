@@ -1,4 +1,4 @@
-"""`hsdp` and `tp`: ranks arranged in a mesh (`records/mesh.py`), by torch's DeviceMesh and DTensor.
+"""`hsdp` and `tp`: ranks arranged in a mesh (`records/strategy.py`), by torch's DeviceMesh and DTensor.
 
 `hsdp` is `fully_shard` on two axes: parameters are sharded inside a group of `fsdp` ranks as by `fsdp2`, and the shards
 of gradients are all-reduced between the `dp` groups (Zhao et al. 2023, hybrid sharding).

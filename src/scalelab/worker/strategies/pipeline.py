@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from scalelab.errors import UsageError
-from scalelab.records.mesh import STAGES_PER_RANK, list_stages
+from scalelab.records.strategy import STAGES_PER_RANK, list_stages
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_synchronize
 from scalelab.worker.strategies.meshes import GROUPS, make_device_mesh, shard_units

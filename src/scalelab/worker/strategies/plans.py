@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from scalelab.checks import flag
 from scalelab.errors import UsageError
-from scalelab.records.mesh import STAGES_PER_RANK
+from scalelab.records.strategy import STAGES_PER_RANK
 from scalelab.records.trial import Trial
 from scalelab.worker.models.gpt2 import Attention, Gpt2
 from scalelab.workloads.catalogue import BUILT_IN
