@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.export.mlflow import check_uri, write_run
 from scalelab.export.points import list_answers, list_points, make_name
-from scalelab.export.tensorboard import write_events
+from scalelab.export.trackers import check_uri, write_events, write_run
 from scalelab.records.observations import CurvePoint, Fetch, Transfer
 from scalelab.records.tasks import StepKind, StepSample
 from scalelab.records.trial import Status, TrialResult

@@ -23,7 +23,7 @@ from scalelab.export.text_files import (
     render_timeline,
     write_csv_files,
 )
-from scalelab.export.wandb import write_offline
+from scalelab.export.trackers import write_offline
 from scalelab.records.observations import Transfer
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import Status, TrialResult

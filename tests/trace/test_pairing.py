@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalelab.trace.clocks import find_increasing
+from scalelab.trace.alignment import find_increasing
 from scalelab.trace.pairing import Ends, pair_close, pair_ends
 
 SECOND = 1_000_000_000

@@ -14,8 +14,6 @@ import tyro
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Target, check_writable, write_target
 from scalelab.errors import UsageError
-from scalelab.export.mlflow import check_uri, write_run
-from scalelab.export.tensorboard import load_writers, write_events
 from scalelab.export.text_files import (
     render_nccl_tests,
     render_openmetrics,
@@ -23,7 +21,7 @@ from scalelab.export.text_files import (
     render_timeline,
     write_csv_files,
 )
-from scalelab.export.wandb import load_wandb, write_offline
+from scalelab.export.trackers import check_uri, load_wandb, load_writers, write_events, write_offline, write_run
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document

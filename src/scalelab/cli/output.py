@@ -177,3 +177,12 @@ def check_writable(path: Path, flag: str) -> None:
         with storage_errors(path, flag):
             path.parent.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=path.resolve().parent).close()
+
+
+def fill_notebook(file: Path) -> None:
+    """Execute a notebook, so that it has its outputs; where that is impossible, print why."""
+    from scalelab.recipes.recipe import execute_notebook
+
+    print(f"Executing {file.name}", file=sys.stderr)  # noqa: T201
+    if obstacle := execute_notebook(file):
+        print(obstacle, file=sys.stderr)  # noqa: T201

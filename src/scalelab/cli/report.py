@@ -15,7 +15,16 @@ from typing import Annotated
 import tyro
 
 from scalelab.cli.flags import RunsDir, parse_flags
-from scalelab.cli.output import Output, check_installed, make_page, make_pdf, write_formats, write_outputs, write_target
+from scalelab.cli.output import (
+    Output,
+    check_installed,
+    fill_notebook,
+    make_page,
+    make_pdf,
+    write_formats,
+    write_outputs,
+    write_target,
+)
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, without_collector
 from scalelab.report.document import Document, read_document
@@ -126,7 +135,6 @@ def choose_output(report: Report, stores: Sequence[RunStore]) -> Output:
 
 def fill_bundle(directory: Path, document: Document, stores: Sequence[RunStore]) -> None:
     """The raw data and the script, with the HTML and PDF reports."""
-    from scalelab.cli.reproduce import fill_notebook
     from scalelab.export.bundle import write_bundle
 
     write_bundle(directory, stores, ["report.html", "report.pdf"])

@@ -14,11 +14,12 @@ import tyro
 from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
+from scalelab.cli.output import fill_notebook
 from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.data.shards import find_shards
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.ranks.namespaces import find_host_obstacle
-from scalelab.recipes.recipe import execute_notebook, write_scripts
+from scalelab.recipes.recipe import write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
@@ -90,13 +91,6 @@ def print_scripts(recipe: str, directory: Path) -> None:
         print(file)  # noqa: T201
         if file.suffix == ".ipynb":
             fill_notebook(file)
-
-
-def fill_notebook(file: Path) -> None:
-    """Execute a notebook, so that it has its outputs; where that is impossible, print why."""
-    print(f"Executing {file.name}", file=sys.stderr)  # noqa: T201
-    if obstacle := execute_notebook(file):
-        print(obstacle, file=sys.stderr)  # noqa: T201
 
 
 def find_interrupted(reproduce: Reproduce, runs_dir: Path) -> RunStore | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import TraceUnreadable
+from scalelab.trace.alignment import list_members
 from scalelab.trace.files.reader import number_ranks
-from scalelab.trace.groups import list_members
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.matching import Matching, match_collectives
 from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank

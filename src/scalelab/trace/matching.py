@@ -25,9 +25,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.clocks import ENDS_TOGETHER, Clock, set_clock
+from scalelab.trace.alignment import (
+    ENDS_TOGETHER,
+    POINT_TO_POINT,
+    Clock,
+    GroupFinder,
+    GroupKey,
+    agree_on_keys,
+    set_clock,
+)
 from scalelab.trace.collectives import Collective
-from scalelab.trace.groups import POINT_TO_POINT, GroupFinder, GroupKey, agree_on_keys
 from scalelab.trace.pairing import Ends, Pairing, measure_agreement, pair_ends
 from scalelab.trace.rank_trace import RankTrace
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalelab.records.files import storage_errors
-from scalelab.trace.clocks import Clock
+from scalelab.trace.alignment import Clock
 from scalelab.trace.files.events import LARGEST_NS, LARGEST_TIME
 from scalelab.trace.files.pieces import Pieces
 from scalelab.trace.job_trace import JobTrace

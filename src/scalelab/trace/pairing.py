@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.clocks import (
+from scalelab.trace.alignment import (
     DEVIATIONS_PER_MEDIAN,
     FEWEST_FOR_LINE,
     LARGEST_DRIFT,

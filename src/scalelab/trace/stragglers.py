@@ -27,7 +27,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.trace.clocks import measure_spread
+from scalelab.trace.alignment import measure_spread
 from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import MatchedGroup
 from scalelab.trace.rank_trace import RankTrace

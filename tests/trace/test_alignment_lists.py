@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.trace import clocks as alignment
-from scalelab.trace.clocks import align_from_end, align_lists
+from scalelab.trace import alignment
+from scalelab.trace.alignment import align_from_end, align_lists
 
 LISTS = st.lists(st.sampled_from("abc"), max_size=12)
 

@@ -9,8 +9,8 @@ import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import UsageError
+from scalelab.serve.library import STEP, TREND, collect_points, describe_trend, find_alike, judge_series, read_steps
 from scalelab.serve.listing import Index
-from scalelab.serve.trend import STEP, TREND, collect_points, describe_trend, find_alike, judge_series, read_steps
 
 
 def play(place: Path, seconds: float, *, batch: int = 64, rounds: int = 2) -> str:

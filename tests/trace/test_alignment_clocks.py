@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelab.trace.clocks import Clock, Times, find_slope, measure_spread, set_clock
+from scalelab.trace.alignment import Clock, Times, find_slope, measure_spread, set_clock
 
 YEARS_NS = 1_790_000_000_000_000_000
 """Times count from 1970."""
