@@ -138,7 +138,7 @@ class Compare:
     def check(self) -> None:
         self.output.check()
         self.again.check()
-        threshold = self.threshold  # raises where it is no percentage
+        threshold = self.threshold  # raises where it is not a percentage
         if self.junit is not None:
             if threshold is None:
                 raise UsageError("--junit needs --fail-if-slower PERCENT, such as 5%")

@@ -276,7 +276,7 @@ def suggest_flag(unknown: str, names: Sequence[str]) -> str:
     meant = [name for name in names if plain in MEANT_FLAGS.get(name, ())]
     close = difflib.get_close_matches(plain, [flag(name).removeprefix("--") for name in names], n=1)
     found = [flag(name) for name in meant] or [f"--{name}" for name in close]
-    is_new = bool(found) and found[0] != unknown  # a name without dashes, such as RUN, is no flag
+    is_new = bool(found) and found[0] != unknown  # a name without dashes, such as RUN, is not a flag
     return f" Did you mean {found[0]}?" if is_new and unknown.startswith("--") else ""
 
 

@@ -107,7 +107,7 @@ def refuse_ranks() -> None:
 
 
 def print_plan(trials: Sequence[Trial], execution: Execution, *, may_try: bool = True) -> None:
-    """What a run would do, and how long it would take; `may_try` launches a few steps where nothing else tells."""
+    """What a run would do, and how long it would take; `may_try` launches a few steps where nothing else says."""
     runs = find_runs(execution.runs_dir)
     with contextlib.ExitStack() as stack:
         launcher = choose_launcher(trials[0], trials) if may_try and all(map(can_try, trials)) else None

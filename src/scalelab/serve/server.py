@@ -231,7 +231,7 @@ class PageServer(ThreadingHTTPServer):
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle is no error; what else goes wrong is printed."""
+        """A client that leaves in the middle is not an error; other failures are printed."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 

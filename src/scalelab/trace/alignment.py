@@ -230,7 +230,7 @@ class GroupKey:
 def agree_on_keys(keys: Iterable[GroupKey]) -> dict[GroupKey, GroupKey]:
     """What ranks call the same set of theirs: only one rank may be in doubt whether it is meant, then all are.
 
-    Streams are told apart only in doubt.
+    Streams are distinguished only in doubt.
     """
     known = list(keys)
     doubted = {(key.name, key.members, key.on_device) for key in known if key.is_inferred}

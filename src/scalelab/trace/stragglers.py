@@ -9,9 +9,9 @@ equal. No common clock is needed.
 
 Usual is the median over the ranks that run the same collectives (kinds and sizes). A rank is slow if its own time is
 longer by more than `DEVIATIONS` robust standard deviations of all ranks, and by `LEAST_SLOW`, in the median over steps:
-a single slow step is no straggler, nor is what costs nothing without the others. If most ranks of a stage, a rail (the
-same place on every host) or a host are slow, it is that which is slow. Stages of a pipeline do different things: one is
-long if it computes for `LEAST_LONG` more than the mean of all, and without it every stage takes the mean.
+a single slow step is not a straggler, nor is what costs nothing without the others. If most ranks of a stage, a rail
+(the same place on every host) or a host are slow, it is that which is slow. Stages of a pipeline do different things:
+one is long if it computes for `LEAST_LONG` more than the mean of all, and without it every stage takes the mean.
 
 A slow link lengthens the transfers of every group that uses it: ranks whose groups are all slow have it. With only one
 kind of group, the group is named.
@@ -230,7 +230,7 @@ def build_replay(groups: Sequence[MatchedGroup], ranks: Mapping[int, RankTrace])
 
 
 def _describe(group: MatchedGroup, row: int) -> int:
-    """What collectives are told apart by: kind, size, ranks, and the way of a transfer."""
+    """What distinguishes collectives: kind, size, ranks, and the way of a transfer."""
     kind, is_up = group.kinds[row], group.sender == min(group.ranks)
     return hash((kind, group.payload_bytes[row] if kind != "all_to_all" else None, len(group.ranks), is_up)) >> 2
 

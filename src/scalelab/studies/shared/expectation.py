@@ -144,7 +144,7 @@ def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attemp
         result = attempt(short)
         if not tried:
             start_seconds = max(0.0, time.perf_counter() - began - result.wall_seconds)
-            began = time.perf_counter() - result.wall_seconds  # loading torch is no part of a try
+            began = time.perf_counter() - result.wall_seconds  # a try does not include loading torch
         if result.status is not Status.COMPLETED:
             what = f"a try of {name} was {result.status.words}: {result.reason}"
             return Expectation(seconds=None, source=what, was_run="Nothing else was run.")

@@ -131,7 +131,7 @@ class GroupInfo(msgspec.Struct):
 
     pg_name: str = ""
     pg_desc: str = ""
-    """What it is for, such as mesh_pp, where torch was told."""
+    """What it is for, such as mesh_pp, where torch was given it."""
     pg_size: int = 0
     ranks: list[int] = []
 
