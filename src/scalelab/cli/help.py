@@ -71,6 +71,7 @@ WITHOUT = {
     "control": "Skip the control, which measures the reference twice to show what noise alone does.",
     "exchange": "Skip the all-reduce benchmark of every link.",
     "measure": "Skip the timing of shuffled reads before and after.",
+    "overlap_gradients": "Reduce gradients after backward instead of beside it.",
     "reshard_after_forward": "fsdp2 and meshes: keep gathered parameters between forward and backward.",
 }
 """What the flag does that switches off a field which is on by default."""

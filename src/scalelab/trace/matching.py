@@ -5,16 +5,17 @@ size, order and time do (`pairing.py`). Collectives in one trace only are counte
 are matched if torch's annotation says between which ranks they run; other point-to-point kernels only if all ranks of
 their group leave them together, as in an all-to-all.
 
-A collective whose group is not recorded may fit several (`groups.py`): the one whose ranks leave it together is taken.
+A collective whose group is not recorded may fit several (`alignment.py`): the one whose ranks leave it together
+is taken.
 
 In a matched collective
 
     transfer   the shortest time of any rank: that of the last rank, which found all others there
     waiting    the time of a rank beyond that
 
-so waiting needs no common clock. The last rank does (see `clocks.py`): it is the one with the latest start, or none if
-the next one is closer than the clock error. On a device, a collective begins with its kernel; with gloo, when one of
-its threads starts it, which may be later than the call.
+so waiting needs no common clock. The last rank does (see `alignment.py`): it is the one with the latest start, or
+none if the next one is closer than the clock error. On a device, a collective begins with its kernel; with gloo, when
+one of its threads starts it, which may be later than the call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The traces of a job as one file for Perfetto or chrome://tracing: one process per rank, on one clock.
 
-Every event is copied as it is, but for its time (on the clock of the reference, `clocks.py`), its process (the rank)
+Every event is copied as it is, but for its time (on the clock of the reference, `alignment.py`), its process (the rank)
 and its thread (numbered within the rank). In every matched collective, arrows lead from the last rank to those that
 waited for it. Files are read again piece by piece, so memory does not grow with them.
 """
