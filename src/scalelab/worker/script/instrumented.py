@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _world
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -32,6 +32,11 @@ from scalelab.worker.script.boundary import ModuleHook, is_training_pass
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
 OTHER = "other"
+SHARDINGS = {
+    ShardingStrategy.FULL_SHARD: "fsdp-full",
+    ShardingStrategy.SHARD_GRAD_OP: "fsdp-grad-op",
+    ShardingStrategy.NO_SHARD: "fsdp-none",
+}
 
 
 class PhaseHooks:
@@ -152,7 +157,8 @@ def name_strategy(trained: Sequence[nn.Module]) -> str:
     every = [part for module in trained for part in module.modules()]
     if any(isinstance(part, FSDPModule) for part in every):
         return "fsdp2"
-    return "fsdp-full" if any(isinstance(part, FullyShardedDataParallel) for part in every) else ""
+    found = {SHARDINGS.get(part.sharding_strategy, "") for part in every if isinstance(part, FullyShardedDataParallel)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def count_sharing(trained: Sequence[nn.Module]) -> int:
