@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from scalelab.worker.script.boundary import StepRule, choose_last, is_regular
+from scalelab.worker.script.boundary import StepFacts, StepRule, choose_last, is_regular
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,10 @@ def test_irregular_turns_are_noticed() -> None:
     assert is_regular("DDGDDG", "G")
     assert is_regular("DDGDGDG", "G"), "the first step is kept apart"
     assert not is_regular("DDGDGDDG", "G")
+
+
+def test_a_rank_that_loads_for_all_trains_on_its_share() -> None:
+    facts = StepFacts(loads=[16, 16], forwards={0: [16]})
+    assert facts.list_batches() == ([16, 16], True)
+    assert facts.list_batches(2) == ([16], False)
+    assert StepFacts(loads=[16], forwards={0: [16]}).list_batches(2) == ([16], True)

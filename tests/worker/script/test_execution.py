@@ -101,6 +101,8 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
         "No module named 'wandb'": "the script imports what is not installed here: install it beside torch, or add your"
         " own to PYTHONPATH",
     }
+    written = "the script found what an earlier trial wrote: run each trial in a copy of the directory, --scratch"
+    hints["expected out/config.yaml to NOT exist"] = hints["[Errno 17] File exists: 'out'"] = written
     gpu = "the script needs a GPU, and there is none here: pass its own flags for the CPU and gloo, if it has them"
     hints["Torch not compiled with CUDA enabled"] = gpu
     hints["module 'torch._C' has no attribute '_cuda_setDevice'"] = gpu

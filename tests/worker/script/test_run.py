@@ -210,3 +210,23 @@ def test_a_memory_limit_holds_for_a_script(tmp_path: Path, launcher: LocalLaunch
     path = write_script(tmp_path, action="hoard = torch.ones(2**27)")
     result = launch(launcher, make_script_trial(path, memory_limit_bytes=200_000_000), tmp_path / "trial")
     assert (result.status, result.cause) == (Status.OUT_OF_MEMORY, Cause.ALLOCATION)
+
+
+def test_an_instrument_that_one_rank_cannot_use_is_left_out_on_all(tmp_path: Path, launcher: LocalLauncher) -> None:
+    action = "dist.get_rank() or torch.ones(1, requires_grad=True).sum().backward()"
+    path = write_script(tmp_path, action=action)
+    result = launch(launcher, make_script_trial(path, instruments=("gradients",)), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")
+    left_out = [rank.script and rank.script.left_out["gradients"] for rank in result.ranks]
+    assert left_out == ["2 backward passes per batch of a step; gradient-ready times need one", "another rank cannot"]
+
+
+def test_a_script_is_given_its_local_rank(tmp_path: Path, launcher: LocalLauncher) -> None:
+    text = DDP_SCRIPT.replace(
+        "args = parser.parse_args()",
+        'parser.add_argument("--local-rank", required=True)\nargs = parser.parse_args()\n'
+        'assert args.local_rank == os.environ["LOCAL_RANK"]',
+    )
+    path = write_script(tmp_path, text)
+    result = launch(launcher, make_script_trial(path, "--local-rank={local_rank}"), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")

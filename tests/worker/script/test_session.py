@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -95,6 +95,30 @@ def test_the_loop_ends_with_the_last_planned_step(tmp_path: Path) -> None:
     taken: list[float] = []
     watch(lambda model, batches: train_plainly(model, batches, taken), tmp_path)
     assert len(taken) == 6
+
+
+def test_a_loop_that_catches_everything_is_ended_at_its_next_step(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (inputs, _) in enumerate(batches):
+            model(inputs).sum().backward()
+            with suppress(BaseException) if number < 8 else nullcontext():
+                optimizer.step()
+
+    _, kept = watch(loop, tmp_path)
+    assert len(kept) == 6
+
+
+def test_samples_that_are_passed_by_name_are_counted(tmp_path: Path) -> None:
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            model(input=torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+
+    session, _ = watch(loop, tmp_path)
+    assert session.step_samples == 4
+    assert session.watch.input_mark is not None
 
 
 def test_the_first_batch_is_marked(tmp_path: Path) -> None:

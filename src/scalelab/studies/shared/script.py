@@ -18,6 +18,7 @@ PLACEHOLDERS = {
     "batch_per_rank": "samples per step on each rank",
     "global_batch": "samples per step over all ranks",
     "ranks": "world size",
+    "local_rank": "of each rank on its node, as torch.distributed.launch passes it",
     "seed": "--seed",
     "steps": "steps that are measured; the script may take more",
 }
@@ -137,7 +138,7 @@ def find_placeholders(words: Sequence[str]) -> list[str]:
 
 def fill_in(word: str, values: dict[str, int]) -> str:
     """The word as a trial passes it to the script."""
-    return IN_BRACES.sub(lambda found: str(compute(found, values)) if found[1] else found[0], word)
+    return IN_BRACES.sub(lambda found: str(compute(found, values)) if found[1] in values else found[0], word)
 
 
 def compute(found: re.Match[str], values: dict[str, int]) -> int:

@@ -45,7 +45,7 @@ class MeteredTraining:
         self._num_learned += 1
         if self._num_learned >= LEARNING_STEPS and not facts.other_work:
             self._watch.settle()
-            self._meter = self._make_meter(sum(facts.list_batches()))
+            self._meter = self._make_meter(sum(facts.list_batches()[0]))
             self._meter.step()
 
     def _make_meter(self, num_samples: int) -> Meter:

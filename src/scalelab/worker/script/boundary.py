@@ -125,12 +125,15 @@ class StepFacts:
         """The sum of what was differentiated: the loss of the step. None: nothing scalar was."""
         return sum_losses(self.losses)
 
-    def list_batches(self) -> list[int]:
-        """Samples of each batch of the step: as loaded, otherwise as they went into the module that is called least.
+    def list_batches(self, num_ranks: int = 1) -> tuple[list[int], bool]:
+        """Samples of each batch of the step, and whether a loader gave them: otherwise the module that is called least.
 
-        A GAN calls its discriminator several times for one batch, but its generator once.
+        A GAN calls its discriminator several times for one batch, but its generator once. A rank that loads for all,
+        as `accelerate` does for a stream, trains on its own share.
         """
-        return self.loads or min(self.forwards.values(), key=len, default=[])
+        given = min(self.forwards.values(), key=len, default=[])
+        is_for_all = num_ranks > 1 and sum(self.loads) == num_ranks * sum(given)
+        return (self.loads, True) if self.loads and not is_for_all else (given, False)
 
 
 def sum_losses(losses: Sequence[Any]) -> float | None:

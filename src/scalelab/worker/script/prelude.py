@@ -9,6 +9,7 @@ starts again.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 from contextlib import suppress
@@ -21,6 +22,8 @@ import msgspec
 from scalelab.launch.agreement import Assignment, copied_directory
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
+
+LOCAL_RANK = re.compile(r"(?<!\{)\{local_rank\}(?!\})")
 
 
 class TorchWanted(BaseException):
@@ -38,6 +41,7 @@ class TorchFinder(MetaPathFinder):
 def run_prelude(trial: Trial, script: Script, assignment: Assignment) -> None:
     """Run the script up to its first import of torch; what goes wrong before goes wrong again, and is reported then."""
     os.environ.update(make_variables(trial, assignment))
+    script = fill_in_rank(script, assignment)
     if script.is_scratch:
         script = move_to_copy(script, copied_directory(Path(assignment.directory)))
     before = (Path.cwd(), sys.argv, list(sys.path))
@@ -87,6 +91,12 @@ def make_variables(trial: Trial, assignment: Assignment) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     return {name: str(number) for name, number in numbers.items()} | words
+
+
+def fill_in_rank(script: Script, assignment: Assignment) -> Script:
+    """The script with the one argument that differs by rank, as torch.distributed.launch passes it."""
+    words = tuple(LOCAL_RANK.sub(str(assignment.local_rank), word) for word in script.arguments)
+    return msgspec.structs.replace(script, arguments=words)
 
 
 def move_to_copy(script: Script, copy: Path) -> Script:

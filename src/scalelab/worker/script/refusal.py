@@ -25,6 +25,7 @@ NO_GPU_WORDS = (
     "Cannot access accelerator device when none is available",
     "'torch._C' has no attribute '_cuda_",
 )
+EXISTS_WORDS = re.compile(r"\bFile exists\b|\balready exists\b|\bto not exist\b", re.IGNORECASE)
 ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 USAGE_CODE = 2
@@ -40,6 +41,8 @@ def find_hint(words: str, script: Script) -> str:
     if "attempted relative import with no known parent package" in words and not script.is_module:
         name = Path(script.target).stem
         return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
+    if EXISTS_WORDS.search(words):
+        return "the script found what an earlier trial wrote: run each trial in a copy of the directory, --scratch"
     if words.startswith("No module named"):
         return "the script imports what is not installed here: install it beside torch, or add your own to PYTHONPATH"
     return ""

@@ -38,8 +38,8 @@ from scalelab.records.trial import Trial
 from scalelab.units import format_count
 from scalelab.worker.failure import describe
 from scalelab.worker.script.instrumented import is_joining, name_strategy
-from scalelab.worker.script.observers import choose_observer
-from scalelab.worker.script.prelude import execute_script, make_variables, move_to_copy
+from scalelab.worker.script.observers import CannotObserve, Observer, choose_observer
+from scalelab.worker.script.prelude import execute_script, fill_in_rank, make_variables, move_to_copy
 from scalelab.worker.script.refusal import (
     count_steps,
     describe_early_end,
@@ -71,7 +71,7 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
                 execute_watched(script, session.watch)
     except ScriptEnded:
         return
-    except (ImportError, AssertionError, AttributeError, RuntimeError) as error:
+    except (ImportError, AssertionError, AttributeError, RuntimeError, FileExistsError) as error:
         hint = find_hint(str(error), script)
         if hint:
             raise ScriptFinished(f"{hint} ({describe(error)})") from error
@@ -255,6 +255,7 @@ def measure_script(
     """Run the script on this rank and record its steps; what was seen of it is in the report."""
     store = open_store(trial, assignment)
     os.environ.update(make_variables(trial, assignment))
+    script = fill_in_rank(script, assignment)
     if script.is_scratch:
         script = move_to_copy(script, copied_directory(directory))
     if script.directory:
@@ -266,7 +267,7 @@ def measure_script(
             is_told=script.is_told_batch,
             step_at=script.step_at,
             delays=find_delays(trial, rank),
-            observers={name: plan_observer(name, trial, directory, rank) for name in trial.instruments},
+            observers={name: plan_observer(name, trial, directory, rank, store) for name in trial.instruments},
         )
         session.report = report
         os.register_at_fork(after_in_child=session.abandon, after_in_parent=session.count_fork)
@@ -277,7 +278,8 @@ def measure_script(
                 giving_up(session, find_patience(trial.timeout_seconds)),
             ):
                 run_script(script, session, log_file(directory, rank))
-            if not wait_for_all(store, trial.num_ranks) and is_joining(session.watch.trained):
+            # a socket that closes before every rank has taken its last step looks like a lost rank
+            if not meet(store, "end", trial.num_ranks) and is_joining(session.watch.trained):
                 raise ScriptFinished(describe_uneven(session))
         finally:
             leave_script()
@@ -290,9 +292,20 @@ def find_delays(trial: Trial, rank: int) -> dict[str, float]:
     return {trial.perturbation.delay_phase: seconds} if seconds else {}
 
 
-def plan_observer(name: Instrument, trial: Trial, directory: Path, rank: int) -> MakeObserver:
-    """Makes the observer of an instrument once the script's steps are known."""
-    return lambda session: choose_observer(name, session.watch, session.passes, trial, directory, rank)
+def plan_observer(name: Instrument, trial: Trial, directory: Path, rank: int, store: TCPStore) -> MakeObserver:
+    """Makes the observer of an instrument once the script's steps are known; ranks take its steps together, or none."""
+
+    def make(session: ScriptSession) -> Observer | None:
+        try:
+            observer, obstacle = choose_observer(name, session.watch, session.passes, trial, directory, rank), ""
+        except CannotObserve as error:
+            observer, obstacle = None, str(error)
+        store.add(f"scalelab/{name}/unable", int(bool(obstacle)))
+        if not meet(store, name, trial.num_ranks) or store.add(f"scalelab/{name}/unable", 0):
+            raise CannotObserve(obstacle or "another rank cannot")
+        return observer
+
+    return make
 
 
 def open_store(trial: Trial, assignment: Assignment) -> TCPStore:
@@ -309,13 +322,13 @@ def open_store(trial: Trial, assignment: Assignment) -> TCPStore:
     )
 
 
-def wait_for_all(store: TCPStore, num_ranks: int) -> bool:
-    """Stay until every rank has taken its last step: a socket that closes earlier looks like a lost rank."""
-    if store.add("scalelab/ended", 1) == num_ranks:
-        store.set("scalelab/all", "1")
+def meet(store: TCPStore, place: str, num_ranks: int) -> bool:
+    """Wait for every rank; False: one did not come. It has failed, and has said so, or takes fewer steps."""
+    if store.add(f"scalelab/{place}/there", 1) == num_ranks:
+        store.set(f"scalelab/{place}/all", "1")
     try:
-        store.wait(["scalelab/all"], timedelta(seconds=LEAVE_SECONDS))
-    except RuntimeError:  # another rank failed, and has said so
+        store.wait([f"scalelab/{place}/all"], timedelta(seconds=LEAVE_SECONDS))
+    except RuntimeError:
         return False
     return True
 

@@ -202,6 +202,8 @@ class ScriptSession:
         self.watch.learn()
 
     def _end_step(self, facts: StepFacts) -> None:
+        if self.is_measured and self._observer is None:  # the script caught what was to end it
+            raise ScriptEnded
         if self.watch.uses_rule and self.watch.rule.is_second_training:
             raise UsageError(
                 "the script began a second training: another optimizer steps, and the first no longer does; measure one"
@@ -252,8 +254,7 @@ class ScriptSession:
 
     def _record(self, facts: StepFacts, start: float, end: float) -> None:
         kind = self._blocks[self._position].kind
-        if facts.other_work:
-            self.num_apart.update(facts.other_work)
+        self.num_apart.update(facts.other_work)
         self.num_uneven += self._is_learned and facts.num_passes != self.num_passes and not self.watch.has_closure
         loss = facts.read_loss()
         if facts.other_work or self.num_steps == 0 or self._compiles_next:
@@ -321,8 +322,8 @@ class ScriptSession:
         self._is_learned = True
         self.num_passes = facts.num_passes
         self.num_sharing = count_sharing(self.watch.trained)
-        batches = facts.list_batches()
-        self._batch_source = "the data loader gave" if facts.loads else "the model was given"
+        batches, is_loaded = facts.list_batches(dist.get_world_size() if dist.is_initialized() else 1)
+        self._batch_source = "the data loader gave" if is_loaded else "the model was given"
         self.step_samples, self.batch_samples = (sum(batches), batches[0]) if batches else (None, None)
 
     def _check_samples(self) -> None:

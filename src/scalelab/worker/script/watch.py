@@ -350,6 +350,7 @@ class TrainingWatch:
         if not is_training_pass(module):
             self._silent.count(module)
             return
+        inputs = inputs or sys._getframe(1).f_locals.get("kwargs")  # global hooks are not given those passed by name
         if self.first_forward is None:
             self.first_forward = perf_counter()
         place = next((number for number, one in enumerate(self.trained) if one is module), len(self.trained))
