@@ -93,7 +93,7 @@ def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
         (
             ["strong-scaling", "--", "train.py", "{batch}"],
             "unknown placeholder '{batch}'. Did you mean '{global_batch}'? Known: {batch_per_rank}, {global_batch},"
-            " {ranks}, {local_rank}, {seed}, {steps}.",
+            " {local_rank}, {ranks}, {seed}, {steps}.",
         ),
         (
             ["strong-scaling", "--ranks", "1", "2", "train.py", "--lr", "{seed}"],

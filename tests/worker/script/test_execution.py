@@ -124,6 +124,12 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
         ),
         (2, "", "the script did not take its arguments (exit code 2), and printed nothing"),
         (
+            2,
+            "mine.py: error: the following arguments are required: --local-rank\n",
+            "the script did not take its arguments (exit code 2); it printed: mine.py: error: the following arguments"
+            " are required: --local-rank (pass it {local_rank})",
+        ),
+        (
             1,
             "Error executing job\nValueError: bad data\nSet FULL_ERROR=1 for more\n",
             "the script exited with code 1 after 0 of 7 planned steps; it printed: ValueError: bad data",

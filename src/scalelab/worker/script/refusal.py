@@ -28,6 +28,7 @@ NO_GPU_WORDS = (
 EXISTS_WORDS = re.compile(r"\bFile exists\b|\balready exists\b|\bto not exist\b", re.IGNORECASE)
 ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+LAUNCH_WORDS = re.compile(r"required.*--local[-_]rank")
 USAGE_CODE = 2
 MOST_CHARACTERS = 300
 """Of a line that the script printed."""
@@ -66,6 +67,8 @@ def describe_exit(code: object, session: ScriptSession, log: Path) -> str:
     said = next((line for line in reversed(lines) if ERROR_WORDS.search(line)), "") or "".join(lines[-1:])
     if is_usage_error(code, session):
         words = f"the script did not take its arguments (exit code {code})"
+    if LAUNCH_WORDS.search(said):
+        said += " (pass it {local_rank})"
     return f"{words}; it printed: {said}" if said else f"{words}, and printed nothing"
 
 
