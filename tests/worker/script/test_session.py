@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -654,3 +655,41 @@ def test_messages_are_counted_and_joined_ranks_keep_their_communication(backend:
     assert session.is_joined
     assert len(kept) == 4
     assert session.obstacle == "inside DDP's join() ranks may take different numbers of steps"
+
+
+def test_what_an_engine_does_around_backward_and_step_belongs_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DeepSpeedEngine:
+        def __init__(self, model: nn.Module) -> None:
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def backward(self, loss: torch.Tensor) -> None:
+            loss.backward()
+            spend(0.02)  # the reduction
+
+        def step(self) -> None:
+            self.optimizer.step()
+            spend(0.02)  # the gathering, in which the next step has begun
+            self.optimizer.zero_grad()
+
+    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+        engine = DeepSpeedEngine(model)
+        for inputs, _ in batches:
+            engine.backward(model(inputs).sum())
+            engine.step()
+
+    monkeypatch.setitem(sys.modules, "deepspeed.runtime.engine", SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine))
+    before = (DeepSpeedEngine.backward, DeepSpeedEngine.step)
+    _, kept = watch(loop, tmp_path, (Block(StepKind.CLEAN, 4), Block(StepKind.PHASES, 3)))
+    assert (DeepSpeedEngine.backward, DeepSpeedEngine.step) == before
+    for one in kept[-2:]:
+        assert one.backward_seconds is not None
+        assert one.optimizer_seconds is not None
+        assert min(one.backward_seconds, one.optimizer_seconds) >= 0.02
+
+
+def spend(seconds: float) -> None:
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass

@@ -10,6 +10,7 @@ Forward begins with a trained module and lasts until backward begins, so that it
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from scalelab.worker.script.boundary import ModuleHook, is_training_pass
 from scalelab.worker.script.watch import TrainingWatch, replaced
 
 OTHER = "other"
+ENGINE = "deepspeed.runtime.engine"
 SHARDINGS = {
     ShardingStrategy.FULL_SHARD: "fsdp-full",
     ShardingStrategy.SHARD_GRAD_OP: "fsdp-grad-op",
@@ -45,7 +47,7 @@ class PhaseHooks:
     def __init__(self, watch: TrainingWatch) -> None:
         self._watch = watch
         self._stack = ExitStack()
-        self._current = OTHER
+        self._current = self._outer = OTHER
         self.last_batch: Any = None
         """What came out of a data loader last, or went into a trained module."""
 
@@ -59,6 +61,9 @@ class PhaseHooks:
         stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
         for module in self._watch.trained:
             stack.callback(module.register_forward_pre_hook(ModuleHook(self._before_forward), prepend=True).remove)
+        engine = getattr(sys.modules.get(ENGINE), "DeepSpeedEngine", None)
+        for name, phase in (("backward", "backward"), ("step", "optimizer")) if engine is not None else ():
+            stack.enter_context(replaced(engine, name, functools.partial(self._wrap_whole, phase)))
         self._watch.on_phase = self.switch
         stack.callback(self._stop)
 
@@ -68,13 +73,29 @@ class PhaseHooks:
     def switch(self, phase: str) -> None:
         """Another phase begins."""
         self.end_phase(self._current)
-        self._current = phase
+        self._current = self._outer if phase == OTHER else phase
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if self._current in (OTHER, "optimizer") and is_training_pass(module):  # in an optimizer: its closure
             if self.last_batch is None:
                 self.last_batch = inputs
             self.switch("forward")
+
+    def _wrap_whole(self, phase: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A library's function that is one phase, with what it does around torch's own: ZeRO reduces and gathers."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._outer = phase
+            self.switch(phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._outer = OTHER
+                if self._watch.on_phase == self.switch:  # the block may have ended in it
+                    self.switch(OTHER)
+
+        return call
 
     def _wrap_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -111,7 +132,7 @@ class PhaseBlock(PhaseHooks):
 
     def begin(self) -> None:
         """Start of a step."""
-        self._current = OTHER
+        self._current = self._outer
         self.last_batch = None
         self._clock = PhaseClock(self._synchronize, self._stalls.read, (*PHASES, OTHER))
         self._ready.begin()

@@ -53,7 +53,7 @@ class Observer(PhaseHooks):
 
     def begin(self) -> None:
         """Start of a step."""
-        self._current = OTHER
+        self._current = self._outer
 
     def end(self) -> None:
         """End of a step."""
