@@ -180,10 +180,15 @@ def test_batches_are_counted_without_a_data_loader(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_nothing_shows_needs_a_placeholder(tmp_path: Path) -> None:
-    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+    class Sampling(nn.Linear):
+        def forward(self) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(torch.randn(5, 8))
+
+    def loop(*_: object) -> None:
+        model = Sampling(8, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         while True:
-            model(input=torch.randn(5, 8)).sum().backward()
+            model().sum().backward()
             optimizer.step()
 
     session, _ = watch(loop, tmp_path)
