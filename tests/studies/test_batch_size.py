@@ -20,7 +20,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling
 from tests.report.charts.figures import draw, list_layers, list_values
 from tests.studies.answers import covers, find_caution, find_finding, find_row, set_machine, warn_all
-from tests.studies.sweeps import FEW, SweepLauncher, plan_names, run
+from tests.studies.sweeps import FEW, Shared, SweepLauncher, plan_names, run
 
 JOB = Job(workload="mlp", options={"dim": 8, "depth": 2}, device="cpu")
 FIXED, SLOPE = 0.010, 0.001
@@ -116,7 +116,7 @@ def test_a_real_batch_that_is_too_large_ends_the_sweep(launcher: LocalLauncher, 
     job = Job(workload="mlp", options={"dim": 64, "depth": 2}, threads_per_rank=1, memory_limit="150MB", device="cpu")
     sampling = Sampling(rounds=1, steps=3, phase_steps=0, comm_free_steps=0, control=False)
     study = BatchSize(batches=(8, 1_000_000, 2_000_000), job=job, sampling=sampling)
-    _, document = run_study(study, runs_dir=tmp_path, launcher=launcher)
+    _, document = run_study(study, runs_dir=tmp_path, launcher=Shared(launcher))
     steps = [row[1].value for row in document.tables[0].rows]
     assert steps[1:] == ["out of memory", "not run"]
     assert isinstance(steps[0], float)
