@@ -134,7 +134,15 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory, in which ranks are played and whoever waits for a key or a click gets Ctrl-C."""
     monkeypatch.chdir(directory)
     monkeypatch.setattr("scalelab.data.cifar10.check_cifar10", lambda directory, num_files: None)
-    for place in ("cli.run", "cli.train", "cli.reproduce", "cli.resume", "runs.experiment", "runs.launching"):
+    for place in (
+        "cli.run",
+        "cli.measuring",
+        "cli.train",
+        "cli.reproduce",
+        "cli.resume",
+        "runs.experiment",
+        "runs.launching",
+    ):
         module = importlib.import_module(f"scalelab.{place}")
         if hasattr(module, "choose_launcher"):  # some import it when they need it
             monkeypatch.setattr(module, "choose_launcher", lambda *_: ReaderLauncher())
