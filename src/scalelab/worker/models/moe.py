@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from scalelab.worker.batches.drawn import draw_batches
@@ -47,12 +47,13 @@ class Experts(nn.Module):
         nn.init.normal_(self.down, std=0.02)
         self.exchange: Callable[[torch.Tensor, bool], torch.Tensor] | None = None
         """Sends slots to the ranks of their experts, or results back; None: all experts are here."""
+        self.mesh: DeviceMesh | None = None
+        """Of the ranks that the experts are split over."""
 
     def forward(self, slots: torch.Tensor) -> torch.Tensor:
         here = slots if self.exchange is None else self.exchange(slots, True)
-        up, down = (one.to_local() if isinstance(one, DTensor) else one for one in (self.up, self.down))
-        hidden = functional.gelu(torch.bmm(here, up), approximate="tanh")
-        found = torch.bmm(hidden, down).to(slots.dtype)
+        hidden = functional.gelu(torch.bmm(here, self.up), approximate="tanh")
+        found = torch.bmm(hidden, self.down).to(slots.dtype)
         return found if self.exchange is None else self.exchange(found, False)
 
 

@@ -5,8 +5,9 @@ the result back: two all-to-alls per layer in forward, and two in backward for t
 every rank sends as much to each of the others.
 
 The gradient of an expert is complete on its rank, which has seen the tokens of the whole `ep` group; replicas of it on
-the `dp` axis add theirs. Everything else is replicated on all ranks, and DDP averages its gradients. Experts are
-DTensors, so a checkpoint holds whole tensors that any other layout can read.
+the `dp` axis add theirs. Everything else is replicated on all ranks, and DDP averages its gradients. Weights are plain
+tensors, since an optimizer takes several times as long for DTensors of this size; `state.py` makes DTensors of them for
+a checkpoint, so that it holds whole tensors which any other layout can read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from scalelab.errors import UsageError
@@ -56,25 +56,47 @@ def split_experts(experts: Experts, mesh: DeviceMesh, num_ranks: int) -> None:
     group, place = mesh.get_group("ep"), mesh.get_local_rank("ep")
     for name, weight in list(experts.named_parameters()):
         piece = weight.detach().chunk(num_ranks)[place].clone()
-        whole = DTensor.from_local(piece, mesh["ep"], [Shard(0)], run_check=False)
-        setattr(experts, name, nn.Parameter(whole, requires_grad=weight.requires_grad))
+        setattr(experts, name, nn.Parameter(piece, requires_grad=weight.requires_grad))
+    experts.mesh = mesh["ep"]
     experts.exchange = functools.partial(exchange_slots, group=group, num_ranks=num_ranks)
 
 
 def exchange_slots(slots: torch.Tensor, is_outward: bool, *, group: Any, num_ranks: int) -> torch.Tensor:
     """Slots of all experts to those of this rank's, of all ranks together; or results the other way."""
-    width = slots.shape[-1]
+    own, width = len(slots) // num_ranks, slots.shape[-1]
     if is_outward:
-        arrived = send_all(slots.contiguous(), group).view(num_ranks, len(slots) // num_ranks, -1, width)
-        return arrived.transpose(0, 1).reshape(len(slots) // num_ranks, -1, width)
+        arrived = send_all(slots.contiguous(), group).view(num_ranks, own, -1, width)
+        return arrived.transpose(0, 1).reshape(own, -1, width)
     parted = slots.view(len(slots), num_ranks, -1, width).transpose(0, 1).contiguous()
     return send_all(parted.flatten(0, 1), group)
 
 
 def send_all(rows: torch.Tensor, group: Any) -> torch.Tensor:
-    """An equal share of the rows to every rank; gradients travel back the same way."""
-    arrived: torch.Tensor = all_to_all_single_autograd(rows, None, None, group)
+    """An equal share of the rows to every rank; gradients travel back the same way.
+
+    torch's functional collective can be compiled; its wrapped result costs a twentieth of a small step otherwise.
+    """
+    arrived: torch.Tensor
+    if torch.compiler.is_compiling():
+        arrived = all_to_all_single_autograd(rows, None, None, group)
+    else:
+        arrived = SendAll.apply(rows, group)  # type: ignore[no-untyped-call]
     return arrived
+
+
+class SendAll(torch.autograd.Function):
+    """The same without a wrapper."""
+
+    @staticmethod
+    def forward(context: Any, rows: torch.Tensor, group: Any) -> torch.Tensor:
+        context.group = group
+        arrived = torch.empty_like(rows)
+        dist.all_to_all_single(arrived, rows, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        return SendAll.apply(gradients[0].contiguous(), context.group), None  # type: ignore[no-untyped-call]
 
 
 def replicate_rest(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
@@ -96,10 +118,9 @@ def average_experts(weights: list[nn.Parameter], model: nn.Module, mesh: DeviceM
     def average(weight: torch.Tensor) -> None:
         if weight.grad is None or not getattr(model, "require_backward_grad_sync", True):
             return
-        gradient = weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
-        gradient.div_(trial.num_data_ranks)
+        weight.grad.div_(trial.num_data_ranks)
         if group is not None:
-            dist.all_reduce(gradient, group=group)
+            dist.all_reduce(weight.grad, group=group)
 
     for weight in weights:
         if weight.requires_grad:

@@ -1,10 +1,11 @@
 """Model and optimizer as a checkpoint holds them: under the same names and in the same order whatever the strategy.
 
 torch.distributed.checkpoint writes every rank's piece of a tensor and reads any other cut of it, so a training run can
-continue on another mesh or number of ranks. Its own names serve `ddp` and `fsdp`; three strategies need more:
+continue on another mesh or number of ranks. Its own names serve `ddp` and `fsdp`; four strategies need more:
 
     pp      a stage numbers its layers from 0: they get their names in the whole model, and so do copies of tied weights
     tp      gpt2 orders the rows of q, k and v by rank: they are gathered and put back in the model's order
+    ep      a rank has plain tensors of its experts: they are written as the shards that they are
     zero1   an optimizer that holds the state of some parameters: each rank gives those
 
 What was read is written over, so that loading needs no memory for a second copy; rows that were put in order are copied
@@ -21,11 +22,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Replicate
 from torch.utils._pytree import tree_map_only
 
 from scalelab.errors import UsageError
+from scalelab.worker.strategies.experts import find_experts
 from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import order_heads
 from scalelab.worker.training import Training
@@ -46,9 +49,10 @@ class PortableState:
         groups: Any = self._moments["param_groups"]
         self._trained = [list(group["params"]) for group in groups]  # a checkpoint's list those of another rank
         self._ordered = list_ordered(self._model)
-        states: Values = {name: self._put_in_order(name, one) for name, one in self._moments["state"].items()}
+        self._sharded = list_sharded(self._model)
+        states: Values = {name: self._make_whole(name, one) for name, one in self._moments["state"].items()}
         self.values: dict[str, Any] = {
-            "model": self._rename({name: self._put_in_order(name, one) for name, one in self._weights.items()}),
+            "model": self._rename({name: self._make_whole(name, one) for name, one in self._weights.items()}),
             "optimizer": {"state": self._rename(states), "param_groups": groups},
         }
         """What is saved, and what a checkpoint is loaded into."""
@@ -76,14 +80,16 @@ class PortableState:
         """By the names in the whole model."""
         return {name_in_whole(self._model, name): value for name, value in values.items()}
 
-    def _put_in_order(self, name: str, value: Any) -> Any:
-        """The rows of a value, or of every tensor of an optimizer's state, in the order of the whole model."""
-        if name not in self._ordered:
+    def _make_whole(self, name: str, value: Any) -> Any:
+        """A value, or every tensor of an optimizer's state, with the shape and the order of rows of the whole model."""
+        if name not in self._ordered and name not in self._sharded:
             return value
         if isinstance(value, Mapping):
-            return {key: self._put_in_order(name, part) for key, part in value.items()}
+            return {key: self._make_whole(name, part) for key, part in value.items()}
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return value
+        if name in self._sharded:
+            return DTensor.from_local(value, self._sharded[name], [Shard(0)], run_check=False)
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         return whole[torch.argsort(order_heads(whole.shape[0], self._ordered[name]))]
 
@@ -98,6 +104,8 @@ class PortableState:
             called = name_in_whole(self._model, name)
             new = loaded[called] if called not in given else copy_tensors(loaded[called])
             found[name] = self._cut(name, new, value) if name in self._ordered else new
+            if name in self._sharded:
+                found[name] = tree_map_only(DTensor, DTensor.to_local, found[name])
             given.add(called)
         return found
 
@@ -133,6 +141,12 @@ def list_ordered(model: nn.Module) -> dict[str, int]:
     """The parameters whose rows lie in the order of ranks, and of how many."""
     pieces = {name: int(getattr(part, "num_pieces", 1)) for name, part in model.named_modules()}
     return {f"{name}.qkv.{end}": number for name, number in pieces.items() if number > 1 for end in ("weight", "bias")}
+
+
+def list_sharded(model: nn.Module) -> dict[str, DeviceMesh]:
+    """The weights of experts that are plain tensors, and the mesh that they are shards on."""
+    meshes = {name: part.mesh for name, part in find_experts(model).items() if part.mesh is not None}
+    return {f"{name.removeprefix('module.')}.{end}": mesh for name, mesh in meshes.items() for end in ("up", "down")}
 
 
 def name_in_whole(model: nn.Module, name: str) -> str:
