@@ -8,7 +8,14 @@ import pytest
 
 from scalelab.predict.network_model import SEND, Gradient, LinkSpeed, NetworkModel
 from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
-from scalelab.predict.split_step import PerSampleCost, Splitting, arrange, count_micro_batches
+from scalelab.predict.split_step import (
+    PerSampleCost,
+    Splitting,
+    arrange,
+    count_micro_batches,
+    count_reduced_bytes,
+    find_slot_seconds,
+)
 from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial
 
@@ -34,6 +41,26 @@ def test_a_pipeline_has_the_bubble_of_theory(num_ranks: int) -> None:
     micro_batches = 2 * num_ranks
     assert parts.bubble_seconds / parts.seconds == pytest.approx((num_ranks - 1) / (micro_batches + num_ranks - 1))
     assert parts.seconds == pytest.approx(ALONE / num_ranks * (micro_batches + num_ranks - 1) / micro_batches)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_what_the_schedule_takes_comes_with_every_slot(num_ranks: int) -> None:
+    plain = replace(JOB, strategy="pp")
+    busy = replace(plain, splitting=replace(JOB.splitting, slot_seconds=0.001))
+    more = predict_step(busy, num_ranks, 32).seconds - predict_step(plain, num_ranks, 32).seconds
+    assert more == pytest.approx((2 * num_ranks + num_ranks - 1) * 0.001)
+
+
+def test_a_schedule_takes_what_two_stages_take_beyond_their_half() -> None:
+    assert find_slot_seconds(1.0, 0.54, 4) == pytest.approx(0.01)
+    assert find_slot_seconds(1.0, 0.4, 4) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent"), [("ddp", 8e6), ("tp", 16e4 * 32), ("pp", 1e4 * 32), ("hsdp", 8e6), ("fsdp2", 16e6)]
+)
+def test_bytes_of_two_ranks_are_those_that_their_strategy_sends(strategy: str, sent: float) -> None:
+    assert count_reduced_bytes(strategy, 32, JOB.splitting, 8e6) == pytest.approx(sent)
 
 
 @pytest.mark.parametrize(("strategy", "num_calls", "size"), [("tp", 16, 16e4 / 16 * 32)])

@@ -2,7 +2,8 @@
 
     tensor parallel   compute / t + every all-reduce of activations, which nothing hides
     pipeline          (m + p − 1) · compute of a micro-batch / p, and as many sends to the next stage and back
-                      (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters
+                      (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters. What the
+                      schedule itself takes for a micro-batch comes as often: it does not shrink with samples or layers
     two-level shards  a unit is gathered and its gradients are scattered inside a group as by FSDP; this rank's piece of
                       them is then all-reduced between the groups (Zhao et al. 2023, hybrid sharding)
 
@@ -77,6 +78,8 @@ class Splitting:
     """Of one sample in all of them together."""
     hop_bytes: float = 0.0
     """Of one sample between two stages, one way."""
+    slot_seconds: float = 0.0
+    """What the schedule of a pipeline takes for forward and backward of one micro-batch, whatever is computed."""
     micro_batch: int | None = None
     """Samples of a micro-batch; None: two micro-batches per stage, or one."""
 
@@ -98,6 +101,21 @@ def count_micro_batches(samples: float, stages: int, micro_batch: int | None) ->
     if micro_batch:
         return max(1.0, samples / micro_batch)
     return 2.0 * stages if samples >= 2 * stages and samples % (2 * stages) == 0 else float(min(stages, samples))
+
+
+def count_reduced_bytes(strategy: str, samples: float, splitting: Splitting, gradient_bytes: float) -> float:
+    """Bytes of the all-reduces of a pass on two ranks, or of messages that are as many: shards are gathered twice."""
+    mesh = arrange(strategy, 2)
+    if mesh.tp > 1:
+        return splitting.reduced_bytes * samples
+    if mesh.pp > 1:
+        return splitting.hop_bytes * samples
+    return gradient_bytes * (2 if mesh.fsdp > 1 else 1)
+
+
+def find_slot_seconds(one_core: float, two_core: float, num_micro_batches: float) -> float:
+    """Core time of a stage's micro-batch beyond its compute, from steps on one rank and on two stages."""
+    return max(0.0, two_core - one_core / 2) / num_micro_batches
 
 
 def split_pass(
@@ -122,6 +140,7 @@ def split_pass(
         reduced = count * splitting.num_reductions * cost("all_reduce", mesh.tp, per_call) / mesh.pp
         found = replace(found, exposed=reduced, communication=reduced)
     if mesh.pp > 1:
+        found = replace(found, backward=found.backward + count * splitting.slot_seconds)
         one = (found.forward + found.backward + found.exposed) / count
         hop = 2 * cost("send", 2, splitting.hop_bytes * micro)
         sent = (count + mesh.pp - 1) * hop

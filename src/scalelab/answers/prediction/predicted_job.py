@@ -19,7 +19,14 @@ from scalelab.analysis.stats import drop_empty, find_t_quantile
 from scalelab.errors import NothingMeasured, TooNoisy, UsageError
 from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, NetworkModel, find_hop, share_cores
 from scalelab.predict.scaled_job import MOST_FACTOR, NUM_UNITS, InputErrors, ScaledJob, settle_on_two
-from scalelab.predict.split_step import PerSampleCost, Splitting, fit_line_by_batch, is_meshed
+from scalelab.predict.split_step import (
+    PerSampleCost,
+    Splitting,
+    count_reduced_bytes,
+    find_slot_seconds,
+    fit_line_by_batch,
+    is_meshed,
+)
 from scalelab.predict.what_if import WIDTHS
 from scalelab.records.observations import GradientTimes, RankReport
 from scalelab.records.settings import find_kind
@@ -105,10 +112,12 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
     alone, pair = find_step_error(one), find_step_error(two)
     is_gloo = find_kind(one.trial.device).backend == "gloo"
     network, core_seconds = NetworkModel(inside=found.cost, is_gloo=is_gloo), 0.0
+    splitting = find_splitting(one, two)
     if cores is not None:
         busy, total = find_busy(one, two), float(sum(times.payload_bytes))
-        network = share_cores(found.cost, cores, *busy, total)
-        core_seconds = find_core_seconds(network, *busy, total)
+        sent = count_reduced_bytes(run.strategy, two.rank_samples, splitting, total) or total
+        network = share_cores(found.cost, cores, *busy, sent)
+        core_seconds = find_core_seconds(network, *busy, sent)
     job = ScaledJob(
         phases=phases,
         gradients=share_times(
@@ -119,7 +128,7 @@ def read_job(run: ScalingRun, link: FoundLink | None = None, cores: int | None =
         core_seconds=core_seconds,
         strategy=run.strategy,
         units=find_units(two),
-        splitting=find_splitting(two),
+        splitting=splitting,
         dtype=one.trial.dtype,
         bucket_bytes=None if one.trial.spreading.bucket_mb is None else one.trial.spreading.bucket_mb * MEBIBYTE,
         accumulation=passes[1],
@@ -170,12 +179,16 @@ def find_bases(run: ScalingRun) -> tuple[Arm, Arm]:
 
 def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
     """Core seconds of a step on one rank and on two; if not recorded, the whole step."""
-    found = []
-    for arm in (one, two):
-        said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
-        seconds = [value for value in said if value is not None]
-        found.append(statistics.median(seconds) if seconds else arm.step.value)
-    return found[0], found[1]
+    found = [(find_recorded_busy(arm), arm.step.value) for arm in (one, two)]
+    (first, alone), (second, pair) = found
+    return alone if first is None else first, pair if second is None else second
+
+
+def find_recorded_busy(arm: Arm) -> float | None:
+    """Core seconds of a rank's step; None if not recorded."""
+    said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
+    seconds = [value for value in said if value is not None]
+    return statistics.median(seconds) if seconds else None
 
 
 def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
@@ -209,9 +222,11 @@ def find_units(arm: Arm) -> tuple[float, ...]:
     return tuple(float(size) for size in report.message_basis.unit_bytes if size)
 
 
-def find_splitting(arm: Arm) -> Splitting:
+def find_splitting(one: Arm, arm: Arm) -> Splitting:
     """What split layers and stages send, per sample; a reduce-scatter and an all-gather count as one all-reduce."""
     report, trial = find_basis(arm), arm.trial
+    busy = [find_recorded_busy(found) for found in (one, arm)]
+    is_known = trial.mesh.pp == trial.num_ranks and None not in busy
     if report is None or report.message_basis is None or not find_strategy(trial.strategy).splits_model:
         return Splitting(micro_batch=trial.shape.micro_batch)
     basis, samples = report.message_basis, max(1, arm.rank_samples)
@@ -222,6 +237,7 @@ def find_splitting(arm: Arm) -> Splitting:
         num_reductions=calls if not halves else calls // 2,
         reduced_bytes=(sum(basis.reduced_bytes) + halves / 2) / samples,
         hop_bytes=basis.hop_bytes / samples,
+        slot_seconds=find_slot_seconds(busy[0] or 0.0, busy[1] or 0.0, trial.num_micro_batches) if is_known else 0.0,
         micro_batch=trial.shape.micro_batch,
     )
 
