@@ -12,6 +12,7 @@ from scalelab.predict.split_step import (
     PerSampleCost,
     Splitting,
     arrange,
+    count_exchanges,
     count_micro_batches,
     count_reduced_bytes,
     find_slot_seconds,
@@ -49,6 +50,17 @@ def test_what_the_schedule_takes_comes_with_every_slot(num_ranks: int) -> None:
     busy = replace(plain, splitting=replace(JOB.splitting, slot_seconds=0.001))
     more = predict_step(busy, num_ranks, 32).seconds - predict_step(plain, num_ranks, 32).seconds
     assert more == pytest.approx((2 * num_ranks + num_ranks - 1) * 0.001)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "expected"), [(2, 4, 5), (3, 4, 9), (4, 8, 19), (8, 16, 43)])
+def test_exchanges_are_those_that_a_stage_of_1f1b_waits_for(stages: int, micro_batches: int, expected: int) -> None:
+    """Expected: from playing torch's schedule event by event, with a wait for every send and receive."""
+    assert count_exchanges(stages, micro_batches) == expected
+    slow = replace(JOB, strategy="pp", network=SLOW, splitting=replace(JOB.splitting, micro_batch=1))
+    hop = SLOW.cost(SEND, 2, JOB.splitting.hop_bytes)
+    apart = replace(slow, contention=1.0)
+    assert predict_step(slow, stages, micro_batches).communication_seconds == pytest.approx(expected * hop)
+    assert predict_step(apart, stages, micro_batches).communication_seconds == pytest.approx(2 * expected * hop)
 
 
 def test_a_schedule_takes_what_two_stages_take_beyond_their_half() -> None:

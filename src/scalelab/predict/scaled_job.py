@@ -215,7 +215,7 @@ def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) ->
     def cost(kind: str, members: int, size: float) -> float:
         return (job if kind == SEND else crowded).cost(kind, members, size * job.compression)  # stages take turns
 
-    found = split_pass(mesh, samples, time_phases, job.splitting, cost)
+    found = split_pass(mesh, samples, time_phases, job.splitting, cost, job.contention)
     if mesh.num_data_ranks == 1:
         return found
     units = job.units or (job.gradient_bytes / job.num_units,) * job.num_units

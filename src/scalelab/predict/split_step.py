@@ -1,7 +1,8 @@
 """What a mesh makes of a step: layers that are split, stages of a pipeline, and shards that are replicated.
 
     tensor parallel   compute / t + every all-reduce of activations, which nothing hides
-    pipeline          (m + p − 1) · compute of a micro-batch / p, and as many sends to the next stage and back
+    pipeline          (m + p − 1) · compute of a micro-batch / p, and the sends that a stage of 1F1B waits for: torch's
+                      schedule exchanges activations for gradients before every forward and before every backward
                       (Huang et al. 2019; Narayanan et al. 2021); the optimizer has 1/p of the parameters. What the
                       schedule itself takes for a micro-batch comes as often: it does not shrink with samples or layers
     two-level shards  a unit is gathered and its gradients are scattered inside a group as by FSDP; this rank's piece of
@@ -103,6 +104,15 @@ def count_micro_batches(samples: float, stages: int, micro_batch: int | None) ->
     return 2.0 * stages if samples >= 2 * stages and samples % (2 * stages) == 0 else float(min(stages, samples))
 
 
+def count_exchanges(stages: int, micro_batches: float) -> float:
+    """How often a message lies on the longest path through 1F1B, if equal stages wait for each to arrive.
+
+    An inner stage exchanges with both neighbours in every slot. Of two stages each has one neighbour.
+    """
+    slots = micro_batches + stages - 1
+    return slots if stages == 2 else 2 * slots - 3
+
+
 def count_reduced_bytes(strategy: str, samples: float, splitting: Splitting, gradient_bytes: float) -> float:
     """Bytes of the all-reduces of a pass on two ranks, or of messages that are as many: shards are gathered twice."""
     mesh = arrange(strategy, 2)
@@ -124,8 +134,12 @@ def split_pass(
     times: Callable[[float], dict[str, float]],
     splitting: Splitting,
     cost: Collective,
+    contention: float = 0.0,
 ) -> MeshPass:
-    """One pass through layers that are split and stages, before any shards; `times` gives the phases of one rank."""
+    """One pass through layers that are split and stages, before any shards; `times` gives the phases of one rank.
+
+    `contention`: of the two messages that stages exchange; 0: at once, 1: one after the other.
+    """
     share = 1 / (mesh.tp * mesh.pp)
     count = count_micro_batches(samples, mesh.pp, splitting.micro_batch) if mesh.pp > 1 else 1.0
     micro = samples / count
@@ -142,8 +156,8 @@ def split_pass(
     if mesh.pp > 1:
         found = replace(found, backward=found.backward + count * splitting.slot_seconds)
         one = (found.forward + found.backward + found.exposed) / count
-        hop = 2 * cost("send", 2, splitting.hop_bytes * micro)
-        sent = (count + mesh.pp - 1) * hop
+        hop = (1 + contention) * cost("send", 2, splitting.hop_bytes * micro)
+        sent = count_exchanges(mesh.pp, count) * hop
         found = replace(
             found,
             bubble=(mesh.pp - 1) * one,
