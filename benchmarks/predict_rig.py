@@ -1,23 +1,27 @@
-"""Predictions of 4 and 8 ranks from one and two, held against real DDP on gloo whose computing is sleep.
+"""Predictions of 4 and 8 ranks from one and two, held against real torch on gloo whose computing is sleep.
 
-Sixteen trainings (rigs/sleeper.py) differ in layers, bytes, time per layer and buckets. Ranks that sleep need no cores,
-so eight of them run honestly on two: what a step takes longer is communication. All cases run one after the other in
-the same processes, several times over, and a step is its median. The form of the model, in particular what sharing
-cores costs, was settled on this rig; no constant is fitted to it.
+Ranks that sleep need no cores, so eight of them run honestly on two, if communication needs hardly any either: on the
+loopback an all-reduce of eight ranks takes as long as it takes to get a core. So every rank is an emulated host with a
+link of its own, held to a rate at which bytes take much longer on the wire than in a core (`LINK`); needs root, as
+`network.py` does. The share of the cores that all ranks keep busy is printed.
+
+Sixteen trainings with DDP (rigs/sleeper.py) differ in layers, bytes, time per layer and buckets; four each with tensor
+parallelism, pipelines and two-level shards (rigs/meshes.py) in bytes and time. All run one after the other in the same
+processes, several times over, and a step is its median. No constant of the model is fitted to the rig.
 
     measured on one rank     the step, when each gradient is ready, and how long it keeps a core busy
     measured on two ranks    the step, the time of an all-reduce by size, and how long sending keeps a core busy
     predicted                2, 4 and 8 ranks, with the cores of this machine shared by all
 
 Of two ranks one half of the repeats is measured and the other half predicted. Beside it stands the prediction that
-computing alone would make: a step stays what it is on one rank.
+computing alone would make: a step stays what it is on one rank, or is divided. Every kind has a median of its own.
 
-Then the same of tensor parallelism, pipelines and two-level shards (rigs/meshes.py), each with a median of its own.
-Arguments name what to run: ddp, meshes; without any, both.
+    python benchmarks/predict_rig.py [ddp tp pp hsdp]
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -34,7 +38,8 @@ import torch.multiprocessing as mp
 
 from scalelab.analysis.link import fit_line
 from scalelab.answers.prediction.predicted_job import find_core_seconds, share_times
-from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, share_cores
+from scalelab.launch.ranks.namespaces import INTERFACE, emulate_hosts, find_host_obstacle, parse_link
+from scalelab.predict.network_model import MEBIBYTE, Gradient, LinkSpeed, find_hop, share_cores
 from scalelab.predict.scaled_job import ScaledJob, predict_step, settle_on_two
 from scalelab.predict.split_step import PerSampleCost
 from scalelab.records.environment import count_cores
@@ -44,69 +49,101 @@ import meshes
 from sleeper import build
 
 RANKS = (1, 2, 4, 8)
+LINK = "100mbit"
 BATCH = 8
 BAR = 0.05
-NUM_PASSES, NUM_STEPS = 2, 6
-SIZES = [int(4**power) * 1024 for power in range(7)]
+NUM_PASSES, NUM_STEPS = 1, 3
+SIZES = [4096, *(1 << power for power in range(18, 23))]
+"""Of all-reduces in bytes: one for the latency, and those that are longer than a burst of the link."""
+NUM_TRANSFERS = 5
 CASES = [
     {"layers": layers, "layer_mb": layer_mb, "fixed_ms": fixed_ms, "sample_ms": 0.0, "bucket_mb": bucket_mb}
-    for layers, layer_mb, fixed_ms, bucket_mb in itertools.product((6, 12), (0.1, 0.5), (2.0, 5.0), (None, 1.0))
+    for layers, layer_mb, fixed_ms, bucket_mb in itertools.product((6, 12), (0.1, 0.4), (4.0, 12.0), (None, 1.0))
 ]
+CLONE_NEWNET = 0x40000000
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or ["ddp", "meshes"]
-    worst = [check() for name, check in (("ddp", check_ddp), ("meshes", check_meshes)) if name in wanted]
+    obstacle = find_host_obstacle()
+    if obstacle:
+        print(f"predict_rig: skipped: {obstacle}")
+        return 0
+    wanted = sys.argv[1:] or ["ddp", *meshes.KINDS]
+    with tempfile.TemporaryDirectory() as place:
+        for count in RANKS:
+            with emulate_hosts(count, parse_link(LINK)) as hosts:
+                mp.spawn(run_rank, (count, place, [host.name for host in hosts], wanted), nprocs=count)
+        found = {count: json.loads((Path(place) / f"{count}.json").read_text()) for count in RANKS}
+    link = find_link(found[2]["transfers"])
+    print(f"an all-reduce on two ranks: {link.latency_seconds * 2e6:.0f} µs, {link.bytes_per_second / 1e6:.1f} MB/s")
+    worst = [
+        (check_ddp if kind == "ddp" else check_mesh)(kind, {n: found[n][kind] for n in RANKS}, link) for kind in wanted
+    ]
     return 0 if max(worst) <= BAR else 1
 
 
-def check_meshes() -> float:
-    """The largest median error of any strategy on 4 or 8 ranks."""
-    with tempfile.TemporaryDirectory() as place:
-        for count in RANKS:
-            mp.spawn(meshes.measure, (count, place, time_transfers), nprocs=count)
-        found = {count: json.loads((Path(place) / f"meshes{count}.json").read_text()) for count in RANKS}
-    link = find_link(found[2]["transfers"])
-    errors: dict[tuple[str, int], list[float]] = {}
-    plain: dict[tuple[str, int], list[float]] = {}
-    print(f"\n{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
-    for case, one, line in meshes.predict_all(found, link, RANKS[1:]):
-        text = f"{case['kind']}, width {case['width']}, {case['sample_ms']:g} ms a sample"
+def run_rank(rank: int, num_ranks: int, place: str, hosts: list[str], kinds: list[str]) -> None:
+    """All cases of these kinds on so many ranks, each on its host; the first rank writes what it saw."""
+    torch.set_num_threads(1)
+    with Path("/run/netns", hosts[rank]).open() as host:
+        if ctypes.CDLL(None).setns(host.fileno(), CLONE_NEWNET):
+            raise SystemExit(f"predict_rig: rank {rank} cannot enter {hosts[rank]}")
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    store = dist.FileStore(f"{place}/store{num_ranks}", num_ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+    answer: dict = {
+        kind: measure(num_ranks) if kind == "ddp" else meshes.measure(rank, num_ranks, kind) for kind in kinds
+    }
+    if num_ranks == 2:
+        answer["transfers"] = time_transfers()
+    if rank == 0:
+        Path(place, f"{num_ranks}.json").write_text(json.dumps(answer))
+    dist.barrier()
+    os._exit(0)
+
+
+def check_mesh(kind: str, found: dict[int, dict], link: LinkSpeed) -> float:
+    """The larger median error of a kind on 4 or 8 ranks."""
+    errors: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
+    plain: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
+    print_header()
+    for case, one, line in meshes.predict_all(kind, found, link, RANKS[1:]):
+        text = f"{kind}, {case['width']} wide, {case['layer_mb']:g} MB, {case['sample_ms']:g} ms"
         if not line:
             print(f"{text:34} {one}")
-            errors.setdefault((case["kind"], RANKS[-1]), []).append(float("inf"))
+            errors[RANKS[-1]].append(float("inf"))
             continue
         print(f"{text:34} {one * 1e3:7.1f}ms ", end="")
         for count, (seen, said) in line.items():
-            errors.setdefault((case["kind"], count), []).append(abs(said / seen - 1))
-            alone = one if case["kind"] == "hsdp" else one / count
-            plain.setdefault((case["kind"], count), []).append(abs(alone / seen - 1))
+            errors[count].append(abs(said / seen - 1))
+            plain[count].append(abs((one if kind == "hsdp" else one / count) / seen - 1))
             print(f"{seen * 1e3:7.1f}ms {said * 1e3:6.1f}ms {said / seen - 1:+6.1%} ", end="")
         print()
-    medians = {key: statistics.median(values) for key, values in errors.items()}
-    for kind in meshes.KINDS:
-        counts = [count for count in RANKS[1:] if (kind, count) in plain]
-        told = ", ".join(f"{medians[kind, count]:.1%} on {count}" for count in counts)
-        alone = ", ".join(f"{statistics.median(plain[kind, count]):.1%}" for count in counts)
-        busy = meshes.find_load(found[RANKS[-1]], RANKS[-1], kind)
-        print(
-            f"predict_rig: {kind}: median error {told} ranks (bar {BAR:.0%}); of compute alone {alone};"
-            f" cores busy on {RANKS[-1]}: {busy:.0%}"
-        )
-    return max(value for (_, count), value in medians.items() if count > 2)
+    medians = {count: statistics.median(values) for count, values in errors.items()}
+    tell(kind, medians, plain, meshes.find_load(found[RANKS[-1]], RANKS[-1]))
+    return max(medians[count] for count in RANKS if count > 2)
 
 
-def check_ddp() -> float:
+def print_header() -> None:
+    print(f"\n{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
+
+
+def tell(kind: str, medians: dict[int, float], plain: dict[int, list[float]], busy: float) -> None:
+    told = ", ".join(f"{medians[count]:.1%}" for count in medians)
+    alone = ", ".join(f"{statistics.median(plain[count] or [0.0]):.1%}" for count in medians)
+    print(
+        f"predict_rig: {kind}: median errors {told} on 2, 4 and 8 ranks (bar {BAR:.0%} each);"
+        f" of computing alone {alone}; cores busy on {RANKS[-1]}: {busy:.0%}",
+        flush=True,
+    )
+
+
+def check_ddp(kind: str, found: dict[int, dict], link: LinkSpeed) -> float:
     """The largest median error of any number of ranks."""
-    with tempfile.TemporaryDirectory() as place:
-        for count in RANKS:
-            mp.spawn(measure, (count, place), nprocs=count)
-        found = {count: json.loads((Path(place) / f"{count}.json").read_text()) for count in RANKS}
-    link = find_link(found[2]["transfers"])
-    print(f"an all-reduce on two ranks: {link.latency_seconds * 2e6:.0f} µs, {link.bytes_per_second / 1e6:.0f} MB/s")
-    print(f"{'case':34} {'1 rank':>9} " + " ".join(f"{f'{n} ranks':>9} {'said':>8} {'error':>7}" for n in RANKS[1:]))
     errors: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
     plain: dict[int, list[float]] = {count: [] for count in RANKS[1:]}
+    loads = []
+    print_header()
     for number, case in enumerate(CASES):
         steps = {count: found[count]["steps"][number] for count in RANKS}
         one = statistics.median(steps[1][0] + steps[1][1])
@@ -119,13 +156,10 @@ def check_ddp() -> float:
             errors[count].append(abs(said / seen - 1))
             plain[count].append(abs(one / seen - 1))
             line += f"{seen * 1e3:7.1f}ms {said * 1e3:6.1f}ms {said / seen - 1:+6.1%} "
+        loads.append(RANKS[-1] * found[RANKS[-1]]["busy"][number] / seen / count_cores())
         print(line)
     medians = {count: statistics.median(errors[count]) for count in errors}
-    for count in medians:
-        alone = statistics.median(plain[count])
-        print(f"{count} ranks: median error {medians[count]:.1%}, of computing alone {alone:.1%}")
-    told = ", ".join(f"{medians[count]:.1%}" for count in medians)
-    print(f"predict_rig: median errors {told} on 2, 4 and 8 ranks (bar {BAR:.0%} each)")
+    tell(kind, medians, plain, max(loads))
     return max(medians.values())
 
 
@@ -157,19 +191,14 @@ def make_job(case: dict, gradients: dict, steps: dict, link: LinkSpeed, busy: li
 def find_link(transfers: dict[str, list[float]]) -> LinkSpeed:
     line = fit_line({int(size): [seconds] for size, seconds in transfers.items()})
     assert line is not None
-    return LinkSpeed(
-        latency_seconds=max(0.0, line.fitted_latency_seconds) / 2, bytes_per_second=1 / line.fitted_byte_seconds
-    )
+    return find_hop(line)
 
 
-def measure(rank: int, num_ranks: int, place: str) -> None:
-    """All cases on so many ranks; the first rank writes what it saw."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{place}/store{num_ranks}", num_ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+def measure(num_ranks: int) -> dict:
+    """All cases of DDP on so many ranks, as this rank saw them."""
     trainings = [make_training(case) for case in CASES]
     for training in trainings:
-        run_steps(training, 3)
+        run_steps(training, 2)
     steps: list[list[list[float]]] = [[[], []] for _ in CASES]
     busy = [0.0 for _ in CASES]
     for turn in range(2 * NUM_PASSES):
@@ -182,12 +211,7 @@ def measure(rank: int, num_ranks: int, place: str) -> None:
     answer = {"steps": steps, "busy": busy}
     if num_ranks == 1:
         answer["gradients"] = [watch_gradients(training) for training in trainings]
-    if num_ranks == 2:
-        answer["transfers"] = time_transfers()
-    if rank == 0:
-        Path(place, f"{num_ranks}.json").write_text(json.dumps(answer))
-    dist.barrier()
-    os._exit(0) if rank else None
+    return answer
 
 
 def make_training(case: dict) -> tuple:
@@ -251,7 +275,7 @@ def watch_gradients(training: tuple) -> dict:
 def time_transfers() -> dict[int, list[float]]:
     """Single all-reduces by size, each as its slowest rank saw it."""
     found: dict[int, list[float]] = {size: [] for size in SIZES}
-    for _ in range(12):
+    for _ in range(NUM_TRANSFERS):
         for size in SIZES:
             tensor = torch.zeros(size // 4)
             dist.all_reduce(tensor)

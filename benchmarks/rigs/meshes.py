@@ -1,47 +1,61 @@
 """Trainings over a mesh whose computing is sleep and whose communication is torch's own: `tp`, `pp` and `hsdp`.
 
-A block is two small linear layers with a nap between them. Tensor parallelism splits the layers and the nap, a pipeline
-gives every stage some of the blocks, `hsdp` shards every block in groups and replicates the groups twice.
+A block is a layer of `sleeper.py`: weights that get a gradient, and a nap per sample. Tensor parallelism splits the
+weights and the nap, by hand as in Megatron-LM (an all-reduce after every block in forward and before it in backward); a
+pipeline gives every stage some of the blocks; `hsdp` shards every block in groups and replicates the groups twice.
 
 Naps need no cores, but what surrounds them does, and eight ranks share the two of a laptop. A rig is honest only where
-that is a small part of a step: otherwise it measures who gets a core. So naps are long, and layers are split by hand as
-in Megatron-LM (an all-reduce after every second layer in forward and before it in backward), which takes a third of the
-processor time of DTensor's dispatch. How far this holds is printed: the share of the cores that all ranks keep busy.
+that is a small part of a step: otherwise it measures who gets a core. So every rank has a link of its own, slow enough
+that bytes take time and hardly any core, and naps are long. How far this holds is printed: the share of the cores that
+all ranks keep busy.
 
-    measured on one rank     the step, its phases, with the whole batch and with an eighth of it
+    measured on one rank     the step and its phases, with an eighth and with a half of the batch
     measured on two ranks    the step, an all-reduce by size, and how long a step and a hop keep a core busy
     predicted                4 and 8 ranks, and 2 from the other half of the repeats
 """
 
-import json
-import os
 import statistics
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from sleeper import SleepingLayer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from scalelab.answers.prediction.predicted_job import find_core_seconds
 from scalelab.errors import TooNoisy
-from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel
+from scalelab.predict.network_model import Gradient, LinkSpeed, share_cores
 from scalelab.predict.scaled_job import ScaledJob, predict_step, settle_on_two
-from scalelab.predict.split_step import PerSampleCost, Splitting, arrange, fit_line_by_batch
+from scalelab.predict.split_step import (
+    PerSampleCost,
+    Splitting,
+    arrange,
+    count_micro_batches,
+    count_reduced_bytes,
+    find_slot_seconds,
+    fit_line_by_batch,
+)
 from scalelab.records.environment import count_cores
 
 KINDS = ("tp", "pp", "hsdp")
+SHAPES = {
+    "tp": ((4, 2048, 0.1, 2.5), (4, 2048, 0.1, 5.0), (4, 4096, 0.1, 2.5), (4, 4096, 0.1, 5.0)),
+    "pp": ((8, 256, 0.1, 5.0), (8, 256, 0.1, 10.0), (8, 32768, 0.1, 5.0), (8, 32768, 0.1, 10.0)),
+    "hsdp": ((4, 1, 0.5, 1.0), (4, 1, 0.5, 2.0), (4, 1, 1.0, 1.0), (4, 1, 1.0, 2.0)),
+}
+"""Blocks, numbers of a sample, megabytes of a block's weights, and milliseconds of a nap per sample."""
 CASES = [
-    {"kind": kind, "blocks": 8, "width": width, "sample_ms": sample_ms}
-    for kind, naps in (("tp", (1.0, 2.0)), ("pp", (1.5, 3.0)), ("hsdp", (1.0, 2.0)))
-    for width in (64, 256)
-    for sample_ms in naps
+    {"kind": kind, "blocks": blocks, "width": width, "layer_mb": layer_mb, "sample_ms": sample_ms}
+    for kind, shapes in SHAPES.items()
+    for blocks, width, layer_mb, sample_ms in shapes
 ]
 BATCH = 32
-FEW = BATCH // 8
-NUM_TURNS, NUM_STEPS = 2, 3
+FEW, HALF = BATCH // 8, BATCH // 2
+NUM_TURNS, NUM_STEPS = 2, 2
 NUM_HOPS = 200
 FLOAT_BYTES = 4
 
@@ -74,40 +88,21 @@ class Leave(torch.autograd.Function):
         return gradient
 
 
-class Nap(torch.autograd.Function):
-    @staticmethod
-    def forward(context, activations, seconds):
-        context.seconds = seconds * len(activations)
-        time.sleep(context.seconds)
-        return activations.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        time.sleep(2 * context.seconds)
-        return gradient.clone(), None
-
-
-class Block(nn.Module):
-    """`parts`: ranks that split it, the first layer by columns and the second by rows."""
-
-    def __init__(self, width, seconds, parts=1):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, width // parts), nn.Linear(width // parts, width)
-        self.seconds, self.parts = seconds / parts, parts
+class SplitLayer(SleepingLayer):
+    """A part of a layer; all parts are added up."""
 
     def forward(self, activations):
-        inside = Enter.apply(activations) if self.parts > 1 else activations
-        found = self.down(Nap.apply(self.up(inside), self.seconds))
-        return Leave.apply(found) if self.parts > 1 else found
+        return Leave.apply(super().forward(Enter.apply(activations)))
 
 
 def make_training(case, rank, num_ranks):
-    """The model as torch's documentation wraps it; a function that takes a step and one that marks its phases."""
+    """The model as torch's documentation wraps it, as a function that takes a step and marks its phases."""
     torch.manual_seed(0)
-    seconds = case["sample_ms"] / 1e3
     kind = case["kind"] if num_ranks > 1 else ""
     parts = num_ranks if kind == "tp" else 1
-    blocks = nn.Sequential(*(Block(case["width"], seconds, parts) for _ in range(case["blocks"])))
+    numbers, seconds = round(case["layer_mb"] * 1e6 / FLOAT_BYTES), case["sample_ms"] / 1e3
+    layer = SplitLayer if parts > 1 else SleepingLayer
+    blocks = nn.Sequential(*(layer(numbers // parts, 0.0, seconds / parts) for _ in range(case["blocks"])))
     schedule = None
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("dp", "fsdp"))
@@ -141,38 +136,29 @@ def make_training(case, rank, num_ranks):
     return step
 
 
-def measure(rank, num_ranks, place, time_transfers):
-    """Every case on so many ranks; rank 0 writes what it saw."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(f"{place}/meshes{num_ranks}", num_ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
-    trainings = [make_training(case, rank, num_ranks) for case in CASES]
+def measure(rank, num_ranks, kind):
+    """Every case of a kind on so many ranks, as this rank saw it."""
+    trainings = [make_training(case, rank, num_ranks) for case in list_cases(kind)]
     if num_ranks == 1:
-        phases = [{str(size): time_phases(one, size) for size in (BATCH, FEW)} for one in trainings]
-        Path(place, "meshes1.json").write_text(json.dumps({"phases": phases}))
-        os._exit(0)
-    steps = [[[], []] for _ in CASES]
-    busy = [0.0 for _ in CASES]
+        return {"timed": [{str(size): time_phases(one, size) for size in (FEW, HALF)} for one in trainings]}
+    steps = [[[], []] for _ in trainings]
+    busy = [0.0 for _ in trainings]
     for training in trainings:
         training(BATCH)
     for turn in range(NUM_TURNS):
         for number, training in enumerate(trainings):
             dist.barrier()
-            training(BATCH)
             begin = time.process_time()
             for _ in range(NUM_STEPS):
                 start = time.perf_counter()
                 training(BATCH)
                 steps[number][turn % 2].append(time.perf_counter() - start)
             busy[number] += (time.process_time() - begin) / NUM_STEPS / NUM_TURNS
-    answer = {"steps": steps, "busy": busy}
-    if num_ranks == 2:
-        answer |= {"transfers": time_transfers(), "hop_core": time_hop()}
-    if rank == 0:
-        Path(place, f"meshes{num_ranks}.json").write_text(json.dumps(answer))
-    dist.barrier()
-    os._exit(0)
+    return {"steps": steps, "busy": busy} | ({"hop_core": time_hop()} if num_ranks == 2 else {})
+
+
+def list_cases(kind):
+    return [case for case in CASES if case["kind"] == kind]
 
 
 def time_hop():
@@ -187,60 +173,69 @@ def time_hop():
 
 
 def time_phases(step, samples):
-    """The median seconds of every phase on one rank."""
-    found = {name: [] for name in ("forward", "backward", "optimizer")}
-    step(FEW)
+    """The median seconds of every phase on one rank, and of a core for the whole step."""
+    found = {name: [] for name in ("forward", "backward", "optimizer", "busy")}
+    step(1)
     for _ in range(NUM_STEPS):
-        stamps = [time.perf_counter()]
+        begin, stamps = time.process_time(), [time.perf_counter()]
         step(samples, lambda _, stamps=stamps: stamps.append(time.perf_counter()))
-        for name, begin, end in zip(found, stamps, stamps[1:], strict=False):
-            found[name].append(end - begin)
+        for name, before, after in zip(found, stamps, stamps[1:], strict=False):
+            found[name].append(after - before)
+        found["busy"].append(time.process_time() - begin)
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def make_job(case, found, link: LinkSpeed):
+def make_job(case, number, found, link: LinkSpeed):
     """The job as one and two ranks show it."""
-    number, kind = CASES.index(case), case["kind"]
-    phases = found[1]["phases"][number]
+    kind, timed = case["kind"], found[1]["timed"][number]
     by_batch = {
-        name: fit_line_by_batch({float(size): phases[size][name] for size in phases}) for name in phases[str(BATCH)]
+        name: fit_line_by_batch({float(size): timed[size][name] for size in timed}) for name in ("forward", "backward")
     }
-    block_bytes = FLOAT_BYTES * 2 * (case["width"] ** 2 + case["width"])
+    block_bytes = case["layer_mb"] * 1e6
     one_way = FLOAT_BYTES * case["width"]
     hop_core = min(found[2]["hop_core"], link.latency_seconds)
     hops = {"tp": 4 * case["blocks"], "pp": 0, "hsdp": 2 * case["blocks"]}[kind]  # of all-reduces, on two ranks
+    alone, busy = timed[str(HALF)]["busy"], found[2]["busy"][number]
+    slot = 0.0
+    if kind == "pp":
+        count = count_micro_batches(BATCH, 2, None)
+        dispatched = fit_line_by_batch({float(size): timed[size]["busy"] for size in timed}).at(BATCH / count)
+        slot = find_slot_seconds(count * dispatched, busy, count)
+    splitting = Splitting(
+        num_reductions=2 * case["blocks"],
+        reduced_bytes=2 * case["blocks"] * one_way,
+        hop_bytes=one_way,
+        slot_seconds=slot,
+    )
+    sent = count_reduced_bytes(kind, BATCH, splitting, block_bytes * case["blocks"])
+    network = share_cores(link, count_cores(), alone, busy - hops * hop_core, sent)
     job = ScaledJob(
-        phases=by_batch | {"optimizer": PerSampleCost(fixed=phases[str(BATCH)]["optimizer"])},
+        phases=by_batch | {"optimizer": PerSampleCost(fixed=timed[str(HALF)]["optimizer"])},
         gradients=tuple(Gradient((place + 1) / case["blocks"], block_bytes) for place in range(case["blocks"])),
-        network=NetworkModel(inside=link, cores=count_cores(), is_gloo=True, hop_core_seconds=hop_core),
-        core_seconds=max(0.0, found[2]["busy"][number] - hops * hop_core),
+        network=replace(network, hop_core_seconds=hop_core),
+        core_seconds=find_core_seconds(network, alone, busy - hops * hop_core, sent),
         strategy=kind,
         units=(float(block_bytes),) * case["blocks"],
-        splitting=Splitting(
-            num_reductions=2 * case["blocks"], reduced_bytes=2 * case["blocks"] * one_way, hop_bytes=one_way
-        ),
+        splitting=splitting,
     )
-    return settle_on_two(job, statistics.median(found[2]["steps"][number][0]), find_samples(kind, 2))
+    assert arrange(kind, 8).num_ranks == 8
+    return settle_on_two(job, statistics.median(found[2]["steps"][number][0]), BATCH)
 
 
-def find_load(found, num_ranks, kind):
-    """The share of all cores that the ranks keep busy, in the busiest case of a kind."""
-    cases = [number for number, case in enumerate(CASES) if case["kind"] == kind]
-    steps = [statistics.median([*first, *second]) for first, second in (found["steps"][number] for number in cases)]
-    return max(num_ranks * found["busy"][n] / s / count_cores() for n, s in zip(cases, steps, strict=True))
+def find_load(found, num_ranks):
+    """The share of all cores that the ranks keep busy, in the busiest case."""
+    steps = [statistics.median([*first, *second]) for first, second in found["steps"]]
+    return max(num_ranks * busy / step / count_cores() for busy, step in zip(found["busy"], steps, strict=True))
 
 
-def find_samples(kind, num_ranks):
-    """Of a data rank: all data ranks have the same batch, whatever their number."""
-    assert arrange(kind, num_ranks).num_ranks == num_ranks
-    return BATCH
+def predict_all(kind, found, link, counts):
+    """By case: one rank, then what was seen and what is predicted by number of ranks; nothing of one too noisy.
 
-
-def predict_all(found, link, counts):
-    """By case: what was seen and what is predicted, by number of ranks; nothing of a case that is too noisy."""
-    for number, case in enumerate(CASES):
+    Every data rank has the same batch, whatever their number.
+    """
+    for number, case in enumerate(list_cases(kind)):
         try:
-            job = make_job(case, found, link)
+            job = make_job(case, number, found, link)
         except TooNoisy as error:
             yield case, error, {}
             continue
@@ -248,5 +243,5 @@ def predict_all(found, link, counts):
         for count in counts:
             halves = found[count]["steps"][number]
             seen = statistics.median(halves[1] if count == 2 else halves[0] + halves[1])
-            line[count] = (seen, predict_step(job, count, find_samples(case["kind"], count)).seconds)
-        yield case, sum(found[1]["phases"][number][str(BATCH)].values()), line
+            line[count] = (seen, predict_step(job, count, BATCH).seconds)
+        yield case, predict_step(job, 1, BATCH).seconds, line
