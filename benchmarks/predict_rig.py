@@ -29,7 +29,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ NUM_PASSES, NUM_STEPS = 1, 3
 SIZES = [4096, *(1 << power for power in range(18, 23))]
 """Of all-reduces in bytes: one for the latency, and those that are longer than a burst of the link."""
 NUM_TRANSFERS = 5
+REFILL_SECONDS = 0.02
+"""Before a timed all-reduce, as a nap is before that of a step: a long message leaves the bucket of its link empty."""
 CASES = [
     {"layers": layers, "layer_mb": layer_mb, "fixed_ms": fixed_ms, "sample_ms": 0.0, "bucket_mb": bucket_mb}
     for layers, layer_mb, fixed_ms, bucket_mb in itertools.product((6, 12), (0.1, 0.4), (4.0, 12.0), (None, 1.0))
@@ -279,6 +281,7 @@ def time_transfers() -> dict[int, list[float]]:
         for size in SIZES:
             tensor = torch.zeros(size // 4)
             dist.all_reduce(tensor)
+            sleep(REFILL_SECONDS)
             dist.barrier()
             start = perf_counter()
             dist.all_reduce(tensor)

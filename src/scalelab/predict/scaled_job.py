@@ -213,7 +213,11 @@ def _pass_mesh(job: ScaledJob, num_ranks: int, samples: float, factor: float) ->
         return {name: factor * job.phases.get(name, PerSampleCost()).at(batch) for name in PHASES}
 
     def cost(kind: str, members: int, size: float) -> float:
-        return (job if kind == SEND else crowded).cost(kind, members, size * job.compression)  # stages take turns
+        """Cores work for one piece of a message while another is on the wire: the slower of the two counts."""
+        plain = job.cost(kind, members, size * job.compression)
+        if kind == SEND or not size:
+            return plain  # stages take turns
+        return max(plain, crowded.cost(kind, members, 1.0))
 
     found = split_pass(mesh, samples, time_phases, job.splitting, cost, job.contention)
     if mesh.num_data_ranks == 1:
