@@ -6,8 +6,8 @@ every rank sends as much to each of the others.
 
 The gradient of an expert is complete on its rank, which has seen the tokens of the whole `ep` group; replicas of it on
 the `dp` axis add theirs. Everything else is replicated on all ranks, and DDP averages its gradients. Weights are plain
-tensors, since an optimizer takes several times as long for DTensors of this size; `state.py` makes DTensors of them for
-a checkpoint, so that it holds whole tensors which any other layout can read.
+tensors, so that an optimizer does not dispatch through DTensor; `state.py` makes DTensors of them for a checkpoint, so
+that it holds whole tensors which any other layout can read.
 """
 
 from __future__ import annotations
