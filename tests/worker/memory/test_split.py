@@ -22,8 +22,8 @@ __all__ = ["cache_directory"]
 
 CLOSE = 0.05
 BLOCK_BYTES = 793_088
-"""Of a block of the small gpt2: what gloo takes to gather it. A pipeline starts the gather of a stage early. Whether one
-thread of gloo still holds its buffer when another takes its own depends on the moment: both occur."""
+"""Of a block of the small gpt2: what gloo takes to gather it. A pipeline starts the gather of a stage early. Whether
+one thread of gloo still holds its buffer when another takes its own depends on the moment: both occur."""
 SPLITS: list[tuple[str, int, dict[str, Any]]] = [
     ("zero1", 2, {}),
     ("hsdp", 4, {}),
