@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,9 +14,17 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.errors import UsageError
-from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text
+from scalelab.report.document import Chart, Column, Document, Section, Table, cut_text, read_document, render_json
 from scalelab.report.findings import Caution
-from scalelab.report.renderers.pdf import MOST_DRAWN, PAGE, arrange_charts, list_briefs, list_choices, render_pdf
+from scalelab.report.renderers.pdf import (
+    MOST_DRAWN,
+    PAGE,
+    arrange_charts,
+    describe_document,
+    list_briefs,
+    list_choices,
+    render_pdf,
+)
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
@@ -277,3 +286,28 @@ def test_what_was_run_is_on_the_page_of_its_first_answer() -> None:
         text = read_text(render_pdf(Document(title="t", sections=(filler, asked))))
         (page,) = (page for page in text.split("\f") if "Setting: small" in page)
         assert "Because." in page, num_lines
+
+
+def test_a_brief_report_keeps_the_charts_that_were_asked_for(tmp_path: Path) -> None:
+    """Small, without captions, and only as long as two pages hold them; a written document knows which."""
+    chart = replace(build_chart(), caption="Long words.")
+    asked = Section(heading="R1", paragraphs=("Yes.",), num_answers=1, charts=(chart,) * 7, is_plot_asked=True)
+    other = replace(asked, heading="R2", charts=(chart,), is_plot_asked=False)
+    document = read_document(render_json(make_answers(asked, other)))
+    assert document.sections[-2:] == (asked, other)
+    first, *_, last = list_briefs(document)
+    assert [len(section.charts) for section in first.sections] == [7, 0]
+    assert not any(section.charts for section in last.sections)
+    assert not any(section.charts for section in document.shorten().sections)
+    described = describe_document(first, tmp_path, is_brief=True)
+    (rows,) = (section["charts"] for section in described["sections"] if section["charts"])
+    assert [len(row) for row in rows] == [5, 2]
+    assert all(chart["caption"] == "" for row in rows for (chart,) in row)
+    assert len(PAGE.findall(render_pdf(document, is_brief=True))) == 1
+
+
+def test_a_document_of_before_charts_could_be_asked_for_is_read() -> None:
+    data = json.loads(render_json(build_strong_scaling()))
+    for section in data["sections"]:
+        del section["is_plot_asked"]
+    assert read_document(json.dumps(data)) == read_document(render_json(build_strong_scaling()))

@@ -111,6 +111,8 @@ class Answer:
     """In the assignment's order; they come before everything else."""
     charts: tuple[Chart, ...] = ()
     """Instead of those of its studies; empty: the first of each."""
+    is_plot_asked: bool = False
+    """Whether the assignment asks for its charts: a brief report keeps them."""
 
 
 @dataclass(frozen=True, kw_only=True)

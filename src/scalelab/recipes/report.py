@@ -219,6 +219,7 @@ def make_section(one: Concluded) -> Section:
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=one.answer.charts or tuple(choose_charts(named)),
+        is_plot_asked=one.answer.is_plot_asked,
     )
 
 

@@ -119,6 +119,8 @@ class Section:
     """How many of its first paragraphs a brief report keeps; None: a brief report leaves it out."""
     questions: tuple[str, ...] = ()
     """What paragraphs begin with that answer a question: set in bold."""
+    is_plot_asked: bool = False
+    """Whether its charts answer what was asked, so that a brief report keeps them."""
 
     def split_question(self, paragraph: str) -> tuple[str, str]:
         """The question that a paragraph begins with, empty for most, and the rest."""
@@ -181,10 +183,13 @@ class Document:
         """The tables of all sections; the first is the main one."""
         return tuple(table for section in self.sections for table in section.tables)
 
-    def shorten(self, most: int = BRIEF_CHARACTERS, num_more: int = 0, rows: int = BRIEF_ROWS) -> Document:
+    def shorten(
+        self, most: int = BRIEF_CHARACTERS, num_more: int = 0, rows: int = BRIEF_ROWS, *, is_drawn: bool = False
+    ) -> Document:
         """A brief report: of every section with answers these, each cut to its first sentences, and its first table.
 
-        So many further tables go to the sections in turn, the first ones first.
+        So many further tables go to the sections in turn, the first ones first. `is_drawn`: with the charts that were
+        asked for.
 
         A document without answers keeps its findings and its first table.
         """
@@ -201,6 +206,7 @@ class Document:
                 tables=tuple(
                     _shorten_table(table, rows) for table in section.tables[: 1 - (place - num_more) // len(answered)]
                 ),
+                charts=section.charts if is_drawn and section.is_plot_asked else (),
                 num_answers=section.num_answers,
                 questions=section.questions,
             )

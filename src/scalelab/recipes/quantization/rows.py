@@ -234,6 +234,7 @@ def answer_q1(outcomes: Outcomes) -> Answer:
         sentences=sentences,
         questions=pair_questions("quantization", "Q1", answer_weights(histograms)),
         charts=draw_layers(histograms),
+        is_plot_asked=True,
     )
 
 
@@ -302,6 +303,7 @@ def answer_q3(outcomes: Outcomes) -> Answer:
         sentences=tuple(sentences),
         questions=pair_questions("quantization", "Q3", answer_activations(before, after)),
         charts=draw_layers([*before, *after.values()]),
+        is_plot_asked=True,
     )
 
 

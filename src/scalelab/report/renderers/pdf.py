@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ FIGURE_BLANK = "\u2007"
 """As wide as a digit."""
 FULL_WIDTH, HALF_WIDTH = 780, 390
 """Pixels of a chart in one column or in one of two: its letters are then about as large as those of captions."""
+BRIEF_COLUMNS, BRIEF_WIDTH = 5, 230
+"""Charts beside each other in a brief report, and pixels of each: their letters are smaller than those of captions."""
 WORDS_HEIGHT = 90
 """Roughly what title, legend and caption add to a chart, in pixels."""
 PAGE = re.compile(rb"/Type\s*/Page\b")
@@ -58,7 +61,7 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
         (directory / "report.typ").write_text(template, encoding="utf-8")
         pdf = b""
         for one in list_briefs(document) if is_brief else [document]:
-            described = describe_document(one, directory) | {"brief": is_brief}
+            described = describe_document(one, directory, is_brief=is_brief) | {"brief": is_brief}
             (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
             pdf = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
             if len(PAGE.findall(pdf)) <= BRIEF_PAGES:
@@ -67,23 +70,28 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
 
 
 def list_briefs(document: Document) -> Iterator[Document]:
-    """From the longest to the shortest: it loses further tables, those of the last rows first, then ends of answers."""
+    """From the longest to the shortest: it loses further tables, those of the last rows first, then ends of answers.
+
+    Charts that were asked for go last of all.
+    """
     answered = sum(section.num_answers is not None for section in document.sections)
     most = answered * (max((len(section.tables) for section in document.sections), default=1) - 1)
-    yield from (document.shorten(BRIEF_LENGTHS[0], num_more, MORE_ROWS) for num_more in range(most, -1, -1))
-    yield from map(document.shorten, BRIEF_LENGTHS)
+    for is_drawn in (True, False) if any(section.is_plot_asked for section in document.sections) else (False,):
+        shorten = partial(document.shorten, is_drawn=is_drawn)
+        yield from (shorten(BRIEF_LENGTHS[0], num_more, MORE_ROWS) for num_more in range(most, -1, -1))
+        yield from map(shorten, BRIEF_LENGTHS)
 
 
-def describe_document(document: Document, directory: Path) -> dict[str, Any]:
+def describe_document(document: Document, directory: Path, *, is_brief: bool = False) -> dict[str, Any]:
     """The document as the template reads it; its charts become files in a directory."""
     is_recipe = any(section.num_answers is not None for section in document.sections)
-    drawn: dict[tuple[int, bool], str] = {}
+    drawn: dict[tuple[int, int], str] = {}
 
     def draw(charts: Sequence[Chart]) -> list[list[list[dict[str, str]]]]:
         """Blocks of columns of charts; a chart that stands in several arrangements is drawn once in each width."""
         return [
             [[_describe_chart(chart, directory, drawn, len(columns)) for chart in own] for own in columns]
-            for columns in arrange_charts(charts)
+            for columns in (arrange_rows(charts) if is_brief else arrange_charts(charts))
         ]
 
     return {
@@ -138,6 +146,12 @@ def list_choices(charts: Sequence[Chart]) -> Iterator[tuple[Chart, ...]]:
             yield (*kept[:-1], replace(kept[-1], caption=f"{kept[-1].caption} An HTML report draws more of them."))
 
 
+def arrange_rows(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
+    """Small charts beside each other, in a brief report; their captions are in the full one."""
+    for start in range(0, len(charts), BRIEF_COLUMNS):
+        yield [[replace(chart, caption="")] for chart in charts[start : start + BRIEF_COLUMNS]]
+
+
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
     """Blocks from top to bottom, each of one column or of two; a block ends where both columns are about as high."""
     for wide, run in itertools.groupby(charts, key=is_wide):
@@ -168,13 +182,13 @@ def _measure_height(chart: Chart) -> float:
 
 
 def _describe_chart(
-    chart: Chart, directory: Path, drawn: dict[tuple[int, bool], str], num_columns: int
+    chart: Chart, directory: Path, drawn: dict[tuple[int, int], str], num_columns: int
 ) -> dict[str, str]:
     """Its words and its picture, which is drawn once for each width."""
-    key = id(chart.spec), num_columns == 1
+    width = {1: FULL_WIDTH, 2: HALF_WIDTH}.get(num_columns, BRIEF_WIDTH)
+    key = id(chart.spec), width
     if key not in drawn:
         drawn[key] = f"chart{len(drawn)}.pdf"
-        width = FULL_WIDTH if num_columns == 1 else HALF_WIDTH
         (directory / drawn[key]).write_bytes(draw_pdf(chart, width=width))
     return {"title": spell_out(chart.title), "caption": spell_out(chart.caption), "file": drawn[key]}
 
