@@ -10,9 +10,9 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
-from scalelab.recipes.scaling.challenge import describe_curve
+from scalelab.recipes.scaling.challenge import describe_curve, explain_excess
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
-from scalelab.recipes.scaling.sizes import judge_sizes
+from scalelab.recipes.scaling.sizes import compare_computing, describe_balance, judge_sizes
 from scalelab.studies.shared.arms import Arm
 from scalelab.workloads.options import MlpOptions
 
@@ -106,3 +106,49 @@ def test_speedups_of_the_same_rounds_compare_where_their_intervals_overlap() -> 
 )
 def test_an_answer_has_its_number_however_wide_its_interval(value: Estimate, words: str) -> None:
     assert say_wide("seconds", value) == words
+
+
+def play_ranks(num_ranks: int, steps: Sequence[float], alone: Sequence[float] = (), *, is_crowded: bool = False) -> Arm:
+    """Launches of one step on so many ranks, and of one without the all-reduce."""
+    trial = SimpleNamespace(
+        num_ranks=num_ranks,
+        batch_per_rank=32,
+        is_oversubscribed=is_crowded,
+        workload="mlp",
+        options={"dim": 128, "depth": 2},
+    )
+    rounds = {"clean": [[step] for step in steps], "comm_free": [[step] for step in alone]}
+    return cast(Arm, SimpleNamespace(trial=trial, **rounds))
+
+
+def test_computing_that_is_not_shared_is_told_from_communication() -> None:
+    one, wholly = play_ranks(1, [4.0, 4.1, 3.9, 4.0]), play_ranks(2, [3.0, 3.0, 3.1, 3.0], [2.0, 2.0, 2.0, 1.9])
+    shared = compare_computing([(one, wholly)])
+    assert "takes, over one rank's, 0.49" in shared or "takes, over one rank's, 0.50" in shared
+    assert shared.endswith("it would be 1/2.")
+    unshared = compare_computing([(one, play_ranks(2, [5.0, 5.0, 5.1, 5.0], [4.0, 4.0, 4.1, 3.9]))])
+    assert "What mlp 128×2 takes beyond that is compute" in unshared
+    assert compare_computing([(one, play_ranks(2, [3.0, 3.0]))]) == "", "steps without communication were not measured"
+
+
+def test_a_bottleneck_has_the_share_of_its_step_that_its_ratio_gives() -> None:
+    words = describe_balance(play_ranks(2, [4.0, 4.0, 4.04, 4.0], [1.0, 1.0, 1.0, 1.01]))
+    assert "exposed communication over computing is 3.0" in words
+    assert "communication is the bottleneck, 75.0 % (" in words
+    assert words.endswith(" of the step.")
+
+
+def test_more_than_the_law_is_explained_by_whether_ranks_share_cores() -> None:
+    """Of a delay of 10, ranks that hide half of it gain more than the law; those that pay all of it do not."""
+    steps, hidden = [2.0, 2.1, 1.9, 2.0], [7.0, 7.1, 6.9, 7.0]
+    one = {(1, 0.0): play_ranks(1, steps), (1, 10.0): play_ranks(1, [step + 10 for step in steps])}
+    found = {
+        is_crowded: explain_excess(
+            one | {(2, 0.0): play_ranks(2, steps), (2, 10.0): play_ranks(2, hidden, is_crowded=is_crowded)}
+        )
+        for is_crowded in (False, True)
+    }
+    assert all(words.startswith("More than the law at 2 ranks with 10000 ms: ") for words in found.values())
+    assert "share cores" in found[True]
+    assert "not measured" in found[False]
+    assert explain_excess(one | {(2, 0.0): one[1, 0.0], (2, 10.0): play_ranks(2, [12.0, 12.1, 11.9, 12.0])}) == ""

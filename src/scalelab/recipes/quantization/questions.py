@@ -179,8 +179,8 @@ def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantiz
     if weights is None or sigma is None:
         return {}
     return {
-        "range": f"Scaled by the largest weight, the network {say_change(weights)}; by 3σ it {say_change(sigma)}."
-        f" {compare_ranges(networks)}{compare_stages(weights, sigma)}",
+        "range": f"The total range, which clamps no weight: with it the network {say_change(weights)}; by 3σ it"
+        f" {say_change(sigma)}. {compare_ranges(networks)}{compare_stages(weights, sigma)}",
         "tolerates": f"{judge_drop(pool_change(networks, 'weights', 'float') or weights.difference)}."
         f" {describe_pooled(networks) or describe_weights(weights)} Rounding moves a weight by at most 1/254 of the"
         " layer's largest.",

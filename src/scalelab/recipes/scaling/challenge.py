@@ -58,7 +58,7 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             f" {1 / serial.value:.1f} times.",
             *quote(outcome, AMDAHL_OVERLAY.name, subject=name_label("ddp", ranks, delays[1])),
             "The former tests only whether the delay is added, the latter also communication.",
-            explain_excess(arms, delays),
+            explain_excess(arms),
         ),
     }
 
@@ -80,26 +80,23 @@ def predict_speedup(arms: Mapping[tuple[int, float], Arm], ranks: int, delay: fl
     return estimate_ratio(one, many)
 
 
-def explain_excess(arms: Mapping[tuple[int, float], Arm], delays: Sequence[float]) -> str:
-    """Why ranks that share cores gain more than the law, where they do."""
-    crowded = sorted({n for (n, _), arm in arms.items() if arm.trial.is_oversubscribed})
-    above = []
-    for n, delay in [(n, delay) for n in crowded for delay in delays if delay]:
-        if not {(1, 0.0), (n, 0.0), (1, delay), (n, delay)} <= set(arms):
+def explain_excess(arms: Mapping[tuple[int, float], Arm]) -> str:
+    """Why ranks gain more than the law, where they do: those that share cores, and those that do not."""
+    above: dict[bool, list[str]] = {False: [], True: []}
+    for (n, delay), arm in sorted(arms.items(), key=lambda item: item[0]):
+        if n == 1 or not delay or not {(1, 0.0), (n, 0.0), (1, delay)} <= set(arms):
             continue
-        bases = [arms[1, 0.0].clean, arms[n, 0.0].clean]
-        one, many = ([[step + delay for step in steps] for steps in rounds] for rounds in bases)
-        law, measured = pair_medians([one, many]), pair_medians([arms[1, delay].clean, arms[n, delay].clean])
+        one, many = ([[step + delay for step in steps] for steps in arms[ranks, 0.0].clean] for ranks in (1, n))
+        law, measured = pair_medians([one, many]), pair_medians([arms[1, delay].clean, arm.clean])
         num_rounds = min(law.shape[1], measured.shape[1])
         ratios = (measured[0] / measured[1])[:num_rounds] / (law[0] / law[1])[:num_rounds]
         if num_rounds > 1 and judge(estimate_location(ratios)) is Verdict.SLOWER:
-            above.append(f"{n} ranks with {1e3 * delay:g} ms")
-    if not above:
-        return ""
-    return (
-        f"More than the law at {', '.join(above)}: these ranks share cores, so while one sleeps another computes, and"
-        " part of the delay is hidden."
-    )
+            above[arm.trial.is_oversubscribed].append(f"{n} ranks with {1e3 * delay:g} ms")
+    causes = {
+        False: "a delay that takes the place of waiting for another rank would explain that, and is not measured",
+        True: "these ranks share cores, so while one sleeps another computes, and part of the delay is hidden",
+    }
+    return join(*(f"More than the law at {', '.join(above[key])}: {causes[key]}." for key in above if above[key]))
 
 
 def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:

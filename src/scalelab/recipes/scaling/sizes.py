@@ -63,6 +63,7 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
             f" not decide. Here one rank computes at {' and '.join(rates)}.",
             compare_bytes(small[fair], large[fair]),
             *describe_exposed(outcome),
+            compare_computing([(arms[1], arms[fair]) for arms in (small, large)]),
         ),
         "bottleneck": find_threshold([arms[ranks] for arms in (small, large) for ranks in known]),
     }
@@ -97,10 +98,25 @@ def describe_exposed(outcome: Outcome | None) -> Iterator[str]:
         arm = max(fair, key=lambda arm: arm.trial.num_ranks, default=None)
         ratio = measure_balance(arm) if arm is not None else None
         if arm is not None and ratio is not None:
-            share = ratio.map(lambda balance: max(0.0, balance / (1 + balance)))
-            found.append(f"{format_interval('share', share)} for {name(arm)} on {name_ranks(arm)}")
+            found.append(f"{format_interval('share', find_share(ratio))} for {name(arm)} on {name_ranks(arm)}")
     if found:
         yield f"Exposed communication, as a share of the step: {', '.join(found)}."
+
+
+def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
+    """How much of one rank's step remains on several without the all-reduce: 1/N where computing is shared in full."""
+    if not all(any(many.comm_free) for _, many in pairs):
+        return ""
+    ranks = pairs[0][1].trial.num_ranks
+    left = {name(many): estimate_ratio(many.comm_free, one.clean) for one, many in pairs}
+    listed = " and ".join(f"{format_interval('ratio', ratio)} for {model}" for model, ratio in left.items())
+    more = [model for model, ratio in left.items() if ratio.low is not None and ratio.low > 1 / ranks]
+    cause = "compute that does not shrink with a rank's share of the batch, or slows down beside other ranks"
+    so = f" What {' and '.join(more)} {'take' if len(more) > 1 else 'takes'} beyond that is {cause}." if more else ""
+    return (
+        f"Without the all-reduce, a step on {name_ranks(pairs[0][1])} takes, over one rank's, {listed}; shared in full,"
+        f" it would be 1/{ranks}.{so}"
+    )
 
 
 def judge_sizes(gains: Mapping[int, Estimate | None], crowded: Collection[int] = ()) -> str:
@@ -181,6 +197,11 @@ def measure_balance(arm: Arm) -> Estimate | None:
     return estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1) if any(arm.comm_free) else None
 
 
+def find_share(balance: Estimate) -> Estimate:
+    """Of a step, what communication adds to it: r/(1 + r) for exposed communication over computing."""
+    return balance.map(lambda ratio: max(0.0, ratio / (1 + ratio)))
+
+
 def is_bound_by_sending(arm: Arm) -> bool:
     ratio = measure_balance(arm)
     return ratio is not None and ratio.low is not None and ratio.low > 1
@@ -205,12 +226,8 @@ def describe_balance(arm: Arm) -> str:
     so = f"so the threshold is {threshold} samples per rank and "
     verdict = "this run does not show which of the two is the bottleneck"
     if ratio.low > 1:
-        exposed = communication_by_ablation(arm.clean, arm.comm_free).seconds
         cause = "; it includes waiting for a core" if arm.trial.is_oversubscribed else ""
-        verdict = (
-            f"communication is the bottleneck, {say_wide('seconds', exposed)} of a step of"
-            f" {say_wide('seconds', arm.step.value)}{cause}"
-        )
+        verdict = f"communication is the bottleneck, {format_interval('share', find_share(ratio))} of the step{cause}"
     elif ratio.high < 1 and arm.trial.is_oversubscribed:
         so, verdict = "so ", "computing is the bottleneck: sharing cores slows it too, and no limit follows"
     elif ratio.high < 1:
