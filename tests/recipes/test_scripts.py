@@ -471,7 +471,7 @@ def test_a_bundle_holds_the_notebook_with_its_outputs(tmp_path: Path, monkeypatc
         executed.append(file)
         return ""
 
-    monkeypatch.setattr(command, "execute_notebook", execute)
+    monkeypatch.setattr("scalelab.recipes.recipe.execute_notebook", execute)
     fill_bundle(tmp_path / "bundle", Document(title="Quantization"), [store])
     assert executed == [tmp_path / "bundle" / "scripts" / "HW5_PartB.ipynb"]
     assert executed[0].is_file()

@@ -93,7 +93,7 @@ def explain_excess(arms: Mapping[tuple[int, float], Arm]) -> str:
         if num_rounds > 1 and judge(estimate_location(ratios)) is Verdict.SLOWER:
             above[arm.trial.is_oversubscribed].append(f"{n} ranks with {1e3 * delay:g} ms")
     causes = {
-        False: "a delay that takes the place of waiting for another rank would explain that, and is not measured",
+        False: "a delay in place of waiting would explain it (not measured)",
         True: "these ranks share cores, so while one sleeps another computes, and part of the delay is hidden",
     }
     return join(*(f"More than the law at {', '.join(above[key])}: {causes[key]}." for key in above if above[key]))

@@ -111,12 +111,9 @@ def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     left = {name(many): estimate_ratio(many.comm_free, one.clean) for one, many in pairs}
     listed = " and ".join(f"{format_interval('ratio', ratio)} for {model}" for model, ratio in left.items())
     more = [model for model, ratio in left.items() if ratio.low is not None and ratio.low > 1 / ranks]
-    cause = "compute that does not shrink with a rank's share of the batch, or slows down beside other ranks"
-    so = f" What {' and '.join(more)} {'take' if len(more) > 1 else 'takes'} beyond that is {cause}." if more else ""
-    return (
-        f"Without the all-reduce, a step on {name_ranks(pairs[0][1])} takes, over one rank's, {listed}; shared in full,"
-        f" it would be 1/{ranks}.{so}"
-    )
+    whose = "" if len(more) == len(left) else f" of {' and '.join(more)}"
+    so = f": not all{whose} is shared" if more else ""
+    return f"Computing alone, over one rank's step: {listed} (shared in full: 1/{ranks}){so}."
 
 
 def judge_sizes(gains: Mapping[int, Estimate | None], crowded: Collection[int] = ()) -> str:
