@@ -18,7 +18,17 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.recipes.feasibility import count_state_bytes, find_lack_of_memory
 from scalelab.recipes.recipe import Main, Row, Size
-from scalelab.recipes.report import AGREES, IMPRECISE, OTHER_SETUP, ROW, UNRESOLVED, Found, judge_main, merge_cautions
+from scalelab.recipes.report import (
+    AGREES,
+    IMPRECISE,
+    OTHER_SETUP,
+    ROW,
+    UNRESOLVED,
+    Found,
+    judge_main,
+    merge_cautions,
+    say_main,
+)
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.settings import Optimization
 from scalelab.records.store import RunStore, find_runs
@@ -298,6 +308,20 @@ def test_advice_after_a_failure_names_the_trial_of_this_run(tmp_path: Path) -> N
 )
 def test_a_verdict_compares_what_belongs_to_no_machine(main: Main | None, size: Size, verdict: str | None) -> None:
     assert judge_main(main, size) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (Estimate(value=0.23, low=-0.22, high=0.52), "at most 52 %"),
+        (Estimate(value=0.23, low=0.03, high=0.52), "3 % to 52 %"),
+        (Estimate(value=0.23, low=0.2, high=0.26), "23 ± 3 %"),
+        (Estimate(value=-0.1, low=-0.3, high=-0.05), "−30 % to −5 %"),
+        (None, None),
+    ],
+)
+def test_a_main_number_that_is_hardly_known_has_no_half_width(ours: Estimate | None, words: str | None) -> None:
+    assert say_main(Main("share", "communication", ours)) == words
 
 
 @pytest.mark.parametrize(

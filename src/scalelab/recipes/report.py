@@ -10,12 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import (
-    compare_tasks,
-    divide_published,
-    is_comparable,
-    print_published,
-)
+from scalelab.recipes.evidence import compare_tasks, divide_published, is_comparable, print_published, say
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
 from scalelab.recipes.setting import describe_setting
 from scalelab.records.trial import Status, TrialResult
@@ -103,6 +98,14 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     return f"{format_quantity('ratio', divide_published(ours.value, main.published))}×"
 
 
+def say_main(main: Main) -> str | None:
+    """A main number as the sentences of its row have it: without ± where its interval is wider than the number."""
+    if main.ours is None:
+        return None
+    said = say(main.quantity, main.ours)
+    return format_quantity(main.quantity, main.ours) if said == "unknown" else said
+
+
 def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
     """Every row with its main number here and as published, and the verdict."""
     verdicts = {one.row.id: judge_main(one.answer.main, size) for one in rows}
@@ -113,16 +116,12 @@ def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
         main = mains[one.row.id]
         return print_published(main.quantity, main.published, main.printed)
 
-    def read_ours(one: Concluded) -> str | None:
-        main = mains[one.row.id]
-        return None if main.ours is None else format_quantity(main.quantity, main.ours)
-
     notes = [note for note in VERDICT_NOTES if not note.startswith(IMPRECISE) or IMPRECISE in verdicts.values()]
     return make_table(
         rows,
         text_column("row", "row", lambda one: one.row.id),
         text_column("number", "main number", lambda one: mains[one.row.id].what),
-        text_column("ours", "here", read_ours, align="right"),
+        text_column("ours", "here", lambda one: say_main(mains[one.row.id]), align="right"),
         text_column("published", "published", read_published, align="right") if is_compared else None,
         text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or name_state(one)) if is_compared else None,
         notes=(

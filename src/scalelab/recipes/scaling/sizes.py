@@ -107,13 +107,12 @@ def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     """How much of one rank's step remains on several without the all-reduce: 1/N where computing is shared in full."""
     if not all(any(many.comm_free) for _, many in pairs):
         return ""
-    ranks = pairs[0][1].trial.num_ranks
-    left = {name(many): estimate_ratio(many.comm_free, one.clean) for one, many in pairs}
-    listed = " and ".join(f"{format_interval('ratio', ratio)} for {model}" for model, ratio in left.items())
-    more = [model for model, ratio in left.items() if ratio.low is not None and ratio.low > 1 / ranks]
-    whose = "" if len(more) == len(left) else f" of {' and '.join(more)}"
-    so = f": not all{whose} is shared" if more else ""
-    return f"Computing alone, over one rank's step: {listed} (shared in full: 1/{ranks}){so}."
+    share = 1 / pairs[0][1].trial.num_ranks
+    left = [estimate_ratio(many.comm_free, one.clean) for one, many in pairs]
+    listed = " and ".join(format_interval("ratio", ratio) for ratio in left)
+    is_more = all(ratio.low is not None and ratio.low > share for ratio in left)
+    cause = ": compute does not shrink with a rank's batch, or slows down beside other ranks" if is_more else ""
+    return f"Without it a step takes {listed} of one rank's, {share:.2f} if all were shared{cause}."
 
 
 def judge_sizes(gains: Mapping[int, Estimate | None], crowded: Collection[int] = ()) -> str:
