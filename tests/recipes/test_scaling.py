@@ -126,7 +126,7 @@ def test_computing_that_is_not_shared_is_told_from_communication() -> None:
     shared = compare_computing([(one, wholly)])
     assert shared.endswith(" of one rank's, 0.50 if all were shared.")
     unshared = compare_computing([(one, play_ranks(2, [5.0, 5.0, 5.1, 5.0], [4.0, 4.0, 4.1, 3.9]))])
-    assert "0.50 if all were shared: compute does not shrink" in unshared
+    assert "0.50 if all were shared: compute is not shared in full" in unshared
     assert compare_computing([(one, play_ranks(2, [3.0, 3.0]))]) == "", "steps without communication were not measured"
 
 

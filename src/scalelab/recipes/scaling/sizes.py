@@ -59,8 +59,8 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         ),
         "differ": join(
             "By what does not grow with the model: kernel launches, Python, latencies. A step computes"
-            " 6·P·B operations and all-reduces 4·P bytes, so per byte both models compute the same, and size alone does"
-            f" not decide. Here one rank computes at {' and '.join(rates)}.",
+            " 6·P·B operations and all-reduces 4·P bytes, so per byte both compute the same, and size alone does not"
+            f" decide. Here one rank computes at {' and '.join(rates)}.",
             compare_bytes(small[fair], large[fair]),
             *describe_exposed(outcome),
             compare_computing([(arms[1], arms[fair]) for arms in (small, large)]),
@@ -111,7 +111,7 @@ def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     left = [estimate_ratio(many.comm_free, one.clean) for one, many in pairs]
     listed = " and ".join(format_interval("ratio", ratio) for ratio in left)
     is_more = all(ratio.low is not None and ratio.low > share for ratio in left)
-    cause = ": compute does not shrink with a rank's batch, or slows down beside other ranks" if is_more else ""
+    cause = ": compute is not shared in full" if is_more else ""
     return f"Without it a step takes {listed} of one rank's, {share:.2f} if all were shared{cause}."
 
 

@@ -147,9 +147,10 @@ def list_choices(charts: Sequence[Chart]) -> Iterator[tuple[Chart, ...]]:
 
 
 def arrange_rows(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
-    """Small charts beside each other, in a brief report; their captions are in the full one."""
+    """Small charts beside each other, in a brief report; their captions are in the full one. The last row is filled."""
     for start in range(0, len(charts), BRIEF_COLUMNS):
-        yield [[replace(chart, caption="")] for chart in charts[start : start + BRIEF_COLUMNS]]
+        row = [[replace(chart, caption="")] for chart in charts[start : start + BRIEF_COLUMNS]]
+        yield row + [[]] * (BRIEF_COLUMNS - len(row))
 
 
 def arrange_charts(charts: Sequence[Chart]) -> Iterator[list[list[Chart]]]:
