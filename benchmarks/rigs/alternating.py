@@ -32,7 +32,8 @@ from torch.optim.optimizer import (
 )
 
 from scalelab.records.trial import Block, StepKind
-from scalelab.worker.script.boundary import CALL, StepRule
+from scalelab.worker.script.boundary import StepRule
+from scalelab.worker.script.passes import CALL
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptSession
 
@@ -117,9 +118,9 @@ class Switches:
             (place, key, hook)
             for place in places
             for key, hook in place.items()
-            if getattr(hook, "__self__", hook) in (watch.quick, watch._silent)
+            if getattr(hook, "__self__", hook) in (watch.quick, watch.modules.silent)
         ]
-        self._hooks += [(module.__dict__, CALL, call) for module, call in watch._silent.calls]
+        self._hooks += [(module.__dict__, CALL, call) for module, call in watch.modules.silent.calls]
         self._backward = torch.autograd.backward
         assert len(self._hooks) > 1, "the watch has not settled"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.cli.run import note_missing_batch
-from scalelab.cli.study_flags import parse_study
+from scalelab.cli.study_flags import can_hasten, parse_study
 from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.tasks import Exchange, Script
@@ -135,7 +135,8 @@ def test_every_study_of_a_script_runs_the_script(tmp_path: Path, monkeypatch: py
     able = [name for name in STUDIES if load_study(name).takes_script]
     assert {"memory", "max-batch", "comm-volume", "delay", "network", "straggler"} < set(able)
     for name in able:
-        study, _ = parse_study(name, [], ["train.py", "--batch-size", "{batch_per_rank}"])
+        few = ["--quick"] if can_hasten(load_study(name)) else []
+        study, _ = parse_study(name, few, ["train.py", "--batch-size", "{batch_per_rank}"])
         for trial in study.plan():
             if isinstance(trial.task, Exchange):  # all-reduces alone, beside the training
                 continue

@@ -86,6 +86,19 @@ def test_ranks_that_train_models_of_their_own_have_no_speedup(tmp_path: Path, ha
     assert messages[0] == f"script × 2: {why}: each rank trains its own model"
 
 
+@pytest.mark.parametrize(("num_evaluations", "is_named"), [(3, False), (9, True)])
+def test_work_that_many_steps_have_besides_is_named(tmp_path: Path, num_evaluations: int, is_named: bool) -> None:
+    def alter(result: TrialResult) -> TrialResult:
+        seen = ScriptReport(num_optimizers=1, num_passes=1, num_samples=64, num_evaluations=num_evaluations)
+        ranks = tuple(RankReport(rank=rank, script=seen) for rank in range(result.trial.num_ranks))
+        return replace(result, ranks=ranks)
+
+    _, document = answer(make_strong(job=JOB), tmp_path, AlteredLauncher(alter))
+    messages = [one.message for one in document.cautions if one.kind == "steps-apart"]
+    assert bool(messages) is is_named
+    assert all("steps had an evaluation, a rollout or a checkpoint in them" in one for one in messages)
+
+
 def test_a_placeholder_may_be_multiplied_and_divided() -> None:
     words = ("--tokens={global_batch*64}", "--envs", "{batch_per_rank/4}", '{"a": {ranks}}', "{{ranks}}")
     task = ScriptSource(target="/t.py", arguments=words).make_task(StepPlan(), batch_per_rank=8, num_ranks=2, seed=0)

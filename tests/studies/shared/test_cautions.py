@@ -192,6 +192,13 @@ def test_a_loss_that_is_not_finite_is_named_once_with_rank_step_and_round() -> N
     assert warn(results)["non-finite"].values == {"step": 0, "round": 2, "rank": 0}
 
 
+def test_a_single_loss_that_is_not_finite_is_no_diverged_run() -> None:
+    results = [replace_losses(result, 1.0) for result in play()]
+    samples = [one._replace(loss=math.nan) if one.step == 2 else one for one in results[0].samples]
+    results[0] = replace(results[0], samples=tuple(samples))
+    assert warn(results)["non-finite"].message.endswith("nan in step 2 of round 1 (rank 0), and finite again later")
+
+
 def test_rounds_that_did_not_train_alike_are_named_with_the_first_step_that_differs() -> None:
     results = play()
     samples = tuple(s._replace(loss=0.5) if s.step >= 12 else s for s in results[3].samples)

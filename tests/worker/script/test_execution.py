@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from scalelab.errors import UsageError
-from scalelab.launch.agreement import Assignment
+from scalelab.launch.agreement import Assignment, copy_for_script
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Block, StepKind
-from scalelab.runs.launching import copy_for_script
 from scalelab.worker.script import runner
+from scalelab.worker.script.execution import find_function
 from scalelab.worker.script.prelude import run_prelude
-from scalelab.worker.script.refusal import OWN_PROCESSES, describe_wait, find_hint
-from scalelab.worker.script.runner import ScriptFinished, find_function, giving_up, run_script
+from scalelab.worker.script.refusal import OWN_PROCESSES, describe_wait, find_hint, find_step
+from scalelab.worker.script.runner import ScriptFinished, giving_up, run_script
 from scalelab.worker.script.session import ScriptSession
 from tests.worker.script.scripts import make_script_trial
 from tests.worker.script.test_session import Kept
@@ -49,11 +51,17 @@ def own_main(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
 
 
-def execute(directory: Path, step_at: str, epochs: int = 100, text: str = OWN_OPTIMIZER) -> Kept:
+def execute(
+    directory: Path,
+    step_at: str,
+    epochs: int = 100,
+    text: str = OWN_OPTIMIZER,
+    blocks: Sequence[Block] = (Block(StepKind.CLEAN, 7),),
+) -> Kept:
     path = directory / "mine.py"
     path.write_text(text.replace("{epochs}", str(epochs)))
     kept = Kept()
-    session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, directory / "trace.json", kept, 4, step_at=step_at)
+    session = ScriptSession(blocks, 0, directory / "trace.json", kept, 4, step_at=step_at)
     run_script(Script(target=str(path), directory=str(directory), step_at=step_at), session, directory / "rank0.log")
     return kept
 
@@ -67,6 +75,16 @@ def test_steps_end_where_they_are_said_to(step_at: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_main")
+def test_the_step_of_an_optimizer_of_ones_own_is_the_optimizer_s_phase(tmp_path: Path) -> None:
+    lines = "    def zero_grad(self):\n        model.zero_grad()\n\n    def step(self, inputs):\n        pass\n"
+    own = OWN_OPTIMIZER.partition("    def step")[0] + lines
+    loop = "for _ in range(100):\n    model(torch.randn(4, 8)).sum().backward()\n    Trainer().step(None)\n"
+    blocks = (Block(StepKind.CLEAN, 4), Block(StepKind.PHASES, 2))
+    kept = execute(tmp_path, "mine:Trainer.step", text=own + loop, blocks=blocks)
+    assert all(one.optimizer_seconds for one in kept if one.kind is StepKind.PHASES)
+
+
+@pytest.mark.usefixtures("own_main")
 def test_a_function_that_an_evaluation_calls_too_ends_no_step_there(tmp_path: Path) -> None:
     text = OWN_OPTIMIZER.replace("class", "def get(batch):\n    return batch\n\nclass")
     text = text.replace("Trainer().step(inputs)", "Trainer().step(get(inputs))")
@@ -74,6 +92,29 @@ def test_a_function_that_an_evaluation_calls_too_ends_no_step_there(tmp_path: Pa
     kept = execute(tmp_path, "mine:get", text=text)
     assert len(kept) == 7
     assert all(one.loss is not None for one in kept[1:])
+
+
+CLEARING_UP = """
+import torch
+from torch import nn
+
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for _ in range({epochs}):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+finally:
+    open("/nowhere/queue")
+"""
+
+
+@pytest.mark.usefixtures("own_main")
+def test_an_error_after_the_last_step_is_only_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(execute(tmp_path, "optimizer", text=CLEARING_UP)) == 7
+    assert "FileNotFoundError" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        execute(tmp_path, "optimizer", epochs=5, text=CLEARING_UP)
 
 
 @pytest.mark.usefixtures("own_main")
@@ -90,6 +131,8 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
         execute(tmp_path, "mine:rest", epochs=1, text=unused)
     with pytest.raises(ScriptFinished, match="its data loader gave no batch: check that the data set is larger"):
         execute(tmp_path, "optimizer", text=OWN_OPTIMIZER.replace(", 4)", ", 16, drop_last=True)"))
+    with pytest.raises(ScriptFinished, match="the script needs a GPU, and there is none here"):
+        execute(tmp_path, "optimizer", text="raise TypeError('this hook requires CUDA 11+')")
     with pytest.raises(UsageError, match=r"--step-at mine:nothing: mine\.py defines no nothing there"):
         execute(tmp_path, "mine:nothing")
     with pytest.raises(UsageError, match=r"--step-at json:nothing: module 'json' has no attribute 'nothing'"):
@@ -110,6 +153,28 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     hints["Cannot access accelerator device when none is available."] = gpu
     assert {words: find_hint(words, script) for words in hints} == hints
     assert find_hint("something else", script) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "def train_step(x): ...\nclass Lion:\n    def step(self): ...\n    def zero_grad(self): ...",
+            "mine:Lion.step",
+        ),
+        ("class Env:\n    def step(self): ...\ndef update_weights(): ...", "mine:update_weights"),
+        ("def steps(): ...", "library:Adam.step"),
+    ],
+)
+def test_what_looks_like_a_step_is_named(
+    text: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("library")
+    library.__dict__["Adam"] = type("Adam", (), {"step": len, "zero_grad": len, "__module__": "library"})
+    monkeypatch.setattr(sys, "modules", {"library": library})
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert find_step(Script(target=str(path))) == found
 
 
 @pytest.mark.usefixtures("own_main")
@@ -164,13 +229,14 @@ def test_a_script_that_only_waits_is_quoted(tmp_path: Path) -> None:
     session = ScriptSession((Block(StepKind.CLEAN, 7),), 0, tmp_path / "trace.json", Kept(), 4)
     log = tmp_path / "rank0.log"
     log.write_text("tokenizing\n")
-    words = describe_wait(20.0, session, log, has_children=False)
+    script = Script(target="/package/train.py")
+    words = describe_wait(20.0, session, log, script, has_children=False)
     assert words.startswith(
         "no step was seen in 20.0 s, nor anything of a training; the last line it printed: tokenizing: raise --timeout"
         " if it takes long to begin; processes that it starts are not watched"
     )
     seen = "no step was seen in 20.0 s (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)"
-    assert describe_wait(20.0, session, log, has_children=True) == f"{seen}: {OWN_PROCESSES}"
+    assert describe_wait(20.0, session, log, script, has_children=True) == f"{seen}: {OWN_PROCESSES}"
 
 
 def test_a_scratch_copy_leaves_out_runs_and_hidden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +250,7 @@ def test_a_scratch_copy_leaves_out_runs_and_hidden_files(tmp_path: Path, monkeyp
         "data/set.csv",
         "train.py",
     ]
-    monkeypatch.setattr("scalelab.runs.launching.MOST_COPIED_BYTES", 7)
+    monkeypatch.setattr("scalelab.launch.agreement.MOST_COPIED_BYTES", 7)
     with pytest.raises(UsageError, match=r"--scratch copies at most 7 B, .* has 8 B: start in a directory without"):
         copy_for_script(tmp_path, trial)
 

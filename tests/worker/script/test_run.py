@@ -230,3 +230,9 @@ def test_a_script_is_given_its_local_rank(tmp_path: Path, launcher: LocalLaunche
     path = write_script(tmp_path, text)
     result = launch(launcher, make_script_trial(path, "--local-rank={local_rank}"), tmp_path / "trial")
     assert (result.status, result.reason) == (Status.COMPLETED, "")
+
+
+def test_a_script_may_replace_its_output(tmp_path: Path, launcher: LocalLauncher) -> None:
+    path = write_script(tmp_path, action="import sys; sys.stdout = type('Tee', (), {'write': len})()")
+    result = launch(launcher, make_script_trial(path), tmp_path / "trial")
+    assert (result.status, result.reason) == (Status.COMPLETED, "")

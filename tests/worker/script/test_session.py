@@ -34,9 +34,10 @@ from scalelab.records.trial import Block, StepKind, StepSample
 from scalelab.worker.batches.stream import find_samples
 from scalelab.worker.script.instrumented import count_messages, count_sharing
 from scalelab.worker.script.observers import CounterObserver, GradientObserver
+from scalelab.worker.script.passes import mark_inputs
 from scalelab.worker.script.runner import taking_part_in_spawn
 from scalelab.worker.script.session import ScriptEnded, ScriptSession
-from scalelab.worker.script.watch import TrainingWatch, mark_inputs
+from scalelab.worker.script.watch import TrainingWatch
 
 CLEAN = (Block(StepKind.CLEAN, 6),)
 Loop = Callable[[nn.Module, Iterator[Any]], None]
@@ -119,13 +120,13 @@ def test_samples_that_are_passed_by_name_are_counted(tmp_path: Path) -> None:
 
     session, _ = watch(loop, tmp_path)
     assert session.step_samples == 4
-    assert session.watch.input_mark is not None
+    assert session.watch.modules.input_mark is not None
 
 
 def test_the_first_batch_is_marked(tmp_path: Path) -> None:
     session, _ = watch(train_plainly, tmp_path)
     inputs, _ = next(make_batches())
-    assert session.watch.input_mark == mark_inputs((inputs,)) != mark_inputs((inputs + 1,))
+    assert session.watch.modules.input_mark == mark_inputs((inputs,)) != mark_inputs((inputs + 1,))
     assert mark_inputs((inputs.bfloat16(),)) != mark_inputs((inputs > 0,)) != mark_inputs((inputs.long(),))
     assert mark_inputs((torch.ones(2, 2).to_sparse(),)) is None
     assert mark_inputs((torch.tensor(1.0), 3)) is None
@@ -238,8 +239,9 @@ def test_a_skipped_update_of_a_grad_scaler_is_kept_apart(tmp_path: Path) -> None
 
 
 def test_a_second_training_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    def loop(model: nn.Module, batches: Iterator[Any]) -> None:
+    def loop(_: nn.Module, batches: Iterator[Any]) -> None:
         for _ in range(3):
+            model = make_model()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for inputs, _ in (next(batches) for _ in range(5)):
                 model(inputs).sum().backward()
@@ -250,7 +252,7 @@ def test_a_second_training_in_the_same_process_is_refused(tmp_path: Path) -> Non
         loop(make_model(), make_batches())
     assert str(caught.value) == (
         "the script began a second training: another optimizer steps, and the first no longer does; measure one at a"
-        " time, or fewer --steps than the first one takes"
+        " time: fewer --steps than the first takes, or --step-at a function that only one of them calls"
     )
 
 
@@ -368,12 +370,15 @@ def test_a_step_that_calls_its_parent_s_ends_once_and_at_its_own_end(fails: int,
     assert all(ours >= its for ours, its in zip(ends, optimizers[0].ends, strict=True))
 
 
-def test_a_pass_without_gradients_that_every_step_has_is_part_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_pass_without_gradients_that_every_step_has_is_part_of_it(is_frozen: bool, tmp_path: Path) -> None:
     def loop(model: nn.Module, batches: Iterator[Any]) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for inputs, _ in batches:
+            model.requires_grad_(not is_frozen)
             with torch.no_grad():
                 wanted = model(inputs + 1)
+            model.requires_grad_(True)
             (model(inputs) - wanted).square().mean().backward()
             optimizer.step()
 

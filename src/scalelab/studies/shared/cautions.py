@@ -6,6 +6,7 @@ then whatever makes numbers less certain than their intervals say.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.accelerators import look_at_devices
 from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.script_cautions import look_at_script
 from scalelab.units import format_quantity, format_share
 
 MOST_NAMED = 3
@@ -29,7 +31,7 @@ NOISY_BETWEEN = 0.05
 FEWEST_LAUNCHES = 6
 """With fewer, intervals assume that launches differ as a normal distribution does."""
 FEWEST_LOSSES = 3
-"""Different losses of a rank from which on others with the very same are no accident."""
+"""Different losses of a rank above which the same losses elsewhere are not a coincidence."""
 HEAVY_TAIL = 1.15
 """A mean this many times the median is not noise around it."""
 STOLEN = 0.02
@@ -43,7 +45,6 @@ NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-fin
 UNEQUAL_LOSSES = CautionKind(
     "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
 )
-ALONE = CautionKind("ranks-alone", "Ranks of a script send each other nothing: each trains by itself", "wrong-work")
 SAME_SAMPLES = CautionKind("same-samples", "Ranks had the same losses: they train on the same samples", "wrong-work")
 PARTLY_SHUFFLED = CautionKind("partly-shuffled", "Samples are not fully shuffled", "wrong-work", ("shuffle",))
 MISPLACED = CautionKind("misplaced-ranks", "Ranks shared cores although there were enough", "wrong-work")
@@ -60,14 +61,6 @@ NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch",
 EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 UNTRAINED = CautionKind("not-trained", "The reference itself is often wrong", "wrong-work", ("accuracy",))
 NO_ABLATION = CautionKind("no-ablation", "No step ran without communication, with the reason", "note")
-IRREGULAR = CautionKind("irregular-steps", "Steps of a script differ in their optimizer calls", "wrong-work")
-UNEVEN = CautionKind(
-    "uneven-steps", "Steps of a script differ in their backward passes", "wrong-work", ("uneven", "passes")
-)
-NOT_RECORDED = CautionKind(
-    "not-recorded", "An instrument does not apply to a script, with the reason", "note", ("instrument",)
-)
-UNSEEN_BATCH = CautionKind("unseen-batch", "The batch size of a script could not be checked", "wrong-work")
 
 VERBS = {
     Status.OUT_OF_MEMORY: "ran out of memory",
@@ -109,7 +102,7 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
             f"{arm.label}: no step ran without communication: {why}",
             "rely on communication by subtraction" if arm.scripts else "give ranks more memory, or use subtraction",
         )
-    yield from _look_at_script(arm)
+    yield from look_at_script(arm)
 
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
@@ -132,36 +125,6 @@ def _name_same_samples(arm: Arm) -> Iterator[Caution]:
                 " DistributedSampler)",
             )
             return
-
-
-def _look_at_script(arm: Arm) -> Iterator[Caution]:
-    """Optimizers that take turns in no fixed order, steps of other work, a batch that was not seen."""
-    scripts = arm.scripts
-    if arm.is_alone:
-        why = "the ranks sent each other nothing" if scripts[0].has_group else "the script has no process group"
-        what = f"{arm.label}: {why}: each rank trains its own model"
-        yield ALONE(arm.label, what, "let the script use DDP, or read the row as so many independent copies")
-    if any(not script.is_regular for script in scripts):
-        yield IRREGULAR(
-            arm.label,
-            f"{arm.label}: its {scripts[0].num_optimizers} optimizers do not step in the same turns in every step",
-            "say where a step ends, such as --step-at dataloader",
-        )
-    uneven, passes = max((one.num_uneven for one in scripts), default=0), scripts[0].num_passes if scripts else None
-    if uneven:
-        yield UNEVEN(
-            arm.label,
-            f"{arm.label}: {uneven} steps of a launch did not have {passes} backward passes, as most do",
-            "samples/s counts that many in every step: use a dataset that the accumulated batches divide",
-            uneven=uneven,
-            passes=passes,
-        )
-    for name, why in (scripts[0].left_out if scripts else {}).items():
-        text = f"{arm.label}: {name} not recorded: {why}"
-        yield NOT_RECORDED(arm.label, text, "read the other columns; predict may need it", instrument=name)
-    if any(script.num_samples is None for script in scripts):
-        text = f"{arm.label}: the batch size was not seen, in a DataLoader or by a module; samples/s is the plan's"
-        yield UNSEEN_BATCH(arm.label, text, "check that the script's batch size is the study's")
 
 
 def _name_unsettled(arms: Sequence[Arm]) -> Iterator[Caution]:
@@ -201,17 +164,21 @@ def name_failure(label: str, results: Sequence[TrialResult], *, is_measured: boo
 def _name_non_finite(arm: Arm) -> Iterator[Caution]:
     for result in arm.results:
         bad = result.first_non_finite_loss
-        if bad is not None:
-            yield NON_FINITE(
-                arm.label,
-                f"{arm.label}: the loss is {bad.loss} from step {bad.step} of round {result.trial.round} on"
-                f" (rank {bad.rank}); its step times are those of a diverged run",
-                "lower the learning rate or check the data before trusting this row",
-                step=bad.step,
-                round=result.trial.round,
-                rank=bad.rank,
+        if bad is None:
+            continue
+        later = [one.loss for one in result.samples if one.step > bad.step and one.rank == bad.rank]
+        is_back = any(loss is not None and math.isfinite(loss) for loss in later)
+        where = f"step {bad.step} of round {result.trial.round}"
+        text = f"the loss is {bad.loss} in {where} (rank {bad.rank}), and finite again later"
+        advice = "check that such a step does not update the model"
+        if not is_back:
+            text = (
+                f"the loss is {bad.loss} from {where} on (rank {bad.rank}); its step times are those of a diverged run"
             )
-            return
+            advice = "lower the learning rate or check the data before trusting this row"
+        values = {"step": bad.step, "round": result.trial.round, "rank": bad.rank}
+        yield NON_FINITE(arm.label, f"{arm.label}: {text}", advice, **values)
+        return
 
 
 def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
@@ -376,8 +343,8 @@ def name_few_launches(rows: Mapping[str, Rounds]) -> Iterator[Caution]:
     fewest, label = min(counts, default=(FEWEST_LAUNCHES, ""))
     if fewest >= FEWEST_LAUNCHES:
         return
-    once, several = "once: its interval leaves out how launches differ", "times: intervals rest on few numbers"
-    message = once if fewest == 1 else f"{fewest} {several}, a verdict may be chance"
+    once, several = "once: its interval leaves out how launches differ", "times: intervals rest on few launches"
+    message = once if fewest == 1 else f"{fewest} {several}, a verdict may be due to chance"
     yield FEW_LAUNCHES(label, f"{label} was launched {message}", "use --rounds 12", launches=fewest)
 
 

@@ -36,8 +36,8 @@ class ScriptFlags:
     """How a script after `--` is run."""
 
     step_at: Annotated[str, tyro.conf.arg(metavar="WHERE")] = "optimizer"
-    """Where a step of a script ends. optimizer: where its optimizer has stepped. dataloader: where it asks a DataLoader
-    for the next batch. module:function: where that function returns, such as train:train_step."""
+    """Where a step of a script ends. optimizer: after optimizer.step(). dataloader: when it asks a DataLoader for the
+    next batch. module:function: when that function returns, such as train:train_step."""
     scratch: bool = False
     """Run a script in a copy of the working directory that is removed afterwards, so that no checkpoints are left."""
     fresh_interpreter: bool = False

@@ -15,7 +15,7 @@ twice.
 
 What it must not do decides how it is built. It never changes results: it draws no random number, holds on to no batch
 and starts no collective; the only thing kept of the training is a loss, as a number. It never ends the training: when
-the ranks cannot meet or the run cannot be written, it says so once and steps go on unrecorded; only arguments that
+the ranks cannot meet or the run cannot be written, it says so once and steps continue unrecorded; only arguments that
 cannot work are errors. And it costs microseconds: per step three clock readings and one small object; what is slower
 happens between two steps, outside what is timed (`step_log.py`).
 
@@ -214,7 +214,7 @@ class Meter:
             self._check_batch(place)
             key = f"scalelab/meter/{attempt}/{count}/{self.name}"
             self._begin(Path(agree(place, open_rendezvous(place), key, lambda: str(self._make_run()))))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong around the training, it can go on without us
+        except Exception as error:  # noqa: BLE001 - whatever is wrong here, the training can continue without us
             with contextlib.suppress(OSError):
                 self._claim.close()
             if not isinstance(error, NothingAgreed):

@@ -11,19 +11,19 @@ import os
 
 from scalelab.launch.meter_result import METER_VARIABLE, MeterRequest, read_request
 from scalelab.worker.meter.meter import Meter
-from scalelab.worker.script.boundary import StepFacts
+from scalelab.worker.script.boundary import FullestStep, StepFacts
 from scalelab.worker.script.watch import TrainingWatch
 
 LEARNING_STEPS = 3
 
 
 class MeteredTraining:
-    """Watches a training, and meters it once it is known what a step is."""
+    """Watches a training run, and meters it once it knows what a step is."""
 
     def __init__(self, request: MeterRequest) -> None:
         self._request = request
         self._watch = TrainingWatch(self._end_step, self._restart)
-        self._num_learned = 0
+        self._num_learned, self._fullest = 0, FullestStep()
         self._meter: Meter | None = None
 
     def begin(self) -> None:
@@ -31,7 +31,7 @@ class MeteredTraining:
 
     def _restart(self) -> None:
         """Another optimizer turned out to end a step."""
-        self._num_learned = 0
+        self._num_learned, self._fullest = 0, FullestStep()
         if self._meter is None:
             self._watch.learn()
 
@@ -43,9 +43,11 @@ class MeteredTraining:
             meter.step(is_apart=bool(facts.other_work))
             return
         self._num_learned += 1
+        if self._num_learned > 1 and not facts.other_work:
+            self._fullest.see(facts)
         if self._num_learned >= LEARNING_STEPS and not facts.other_work:
             self._watch.settle()
-            self._meter = self._make_meter(sum(facts.list_batches()[0]))
+            self._meter = self._make_meter(sum(self._fullest.batches))
             self._meter.step()
 
     def _make_meter(self, num_samples: int) -> Meter:

@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -19,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
+
+from scalelab.worker.device import find_driver_of
 
 TAKEN_OVER = 4
 """Calls of an optimizer, without any of the others, that make another training."""
@@ -62,7 +62,7 @@ class StepRule:
 
     def see(self, optimizer: Hashable) -> tuple[bool, bool]:
         """Whether this call ends a step, and whether the rule had to change because of it."""
-        if len(self._calls) == MOST_REMEMBERED:
+        if self.is_final:
             return optimizer == self.last, False
         if not self._calls or optimizer != self._calls[-1]:
             self._num_alone, self._is_new = 0, optimizer not in self._counts
@@ -82,6 +82,11 @@ class StepRule:
         """
         num_before = len(self._calls) - self._num_alone
         return self._is_new and min(self._num_alone, num_before) >= TAKEN_OVER
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no further call can change the rule."""
+        return len(self._calls) == MOST_REMEMBERED
 
     @property
     def num_optimizers(self) -> int:
@@ -136,6 +141,20 @@ class StepFacts:
         return (self.loads, True) if self.loads and not is_for_all else (given, False)
 
 
+class FullestStep:
+    """Of the steps that are learned from, the one with the most samples: an epoch may end with a smaller batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.is_loaded = False
+        self.num_passes: int | None = None
+
+    def see(self, facts: StepFacts, num_ranks: int = 1) -> None:
+        batches, is_loaded = facts.list_batches(num_ranks)
+        if self.num_passes is None or sum(batches) > sum(self.batches):
+            self.batches, self.is_loaded, self.num_passes = [*batches], is_loaded, facts.num_passes
+
+
 def sum_losses(losses: Sequence[Any]) -> float | None:
     """The loss of a step from what was differentiated in it; None: nothing scalar was."""
     if len(losses) == 1 and type(losses[0]) is float:
@@ -143,93 +162,6 @@ def sum_losses(losses: Sequence[Any]) -> float | None:
     if not losses:
         return None
     return float(sum(one.item() if isinstance(one, torch.Tensor) else one for one in losses))
-
-
-class ModuleHook:
-    """A hook on a module, without effect in copies of the module: scripts deep-copy and pickle whole models."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # takes anything, returns None, and loads without us
-
-
-CALL = "_compiled_call_impl"
-"""What a module calls instead of itself, if it is set; torch leaves it out of copies and pickles."""
-
-
-class SilentPasses(ModuleHook):
-    """Passes through trained modules without gradients: an evaluation, if a step has more of them than it usually has.
-
-    Usual ones are those of a GAN's generator while its discriminator learns, or of a target. Gradients may be switched
-    off in any way, and libraries do so many times in a step: one wrapper around each trained module costs less than to
-    follow that.
-    """
-
-    def __init__(self, trained: Sequence[nn.Module], facts: StepFacts) -> None:
-        self._trained, self._facts = trained, facts
-        self._hooks: list[RemovableHandle] = []
-        self.calls: list[tuple[nn.Module, Callable[..., Any]]] = []
-        self.forget()
-
-    def forget(self) -> None:
-        """Learn again what is usual."""
-        self.stop_looking()
-        self.is_learning, self._num_learned, self._usual = True, 0, 0
-
-    def count(self, module: nn.Module) -> None:
-        """While learning: a pass of a module that may be a trained one."""
-        if not torch.is_grad_enabled() and any(unwrap(module) is unwrap(one) for one in self._trained):
-            self._facts.num_silent += 1
-
-    def learn(self) -> None:
-        """A step ends; in the first one some modules were not known yet."""
-        self._num_learned += 1
-        found = self._facts.num_silent
-        if self._num_learned > 1:
-            self._usual = found if self._num_learned == 2 else min(self._usual, found)
-            if found > self._usual:
-                self._facts.other_work.add("evaluation")
-
-    def look(self) -> None:
-        """The trained modules are known: see their passes from here on. Compiled ones are left as they are."""
-        for module in map(unwrap, self._trained):
-            if module._compiled_call_impl is not None:
-                continue
-            if type(module).__call__ is nn.Module.__call__ and not hasattr(module, "_orig_mod"):
-                self.calls.append((module, self._wrap_call(module._call_impl)))
-                module.__dict__[CALL] = self.calls[-1][1]
-            else:
-                self._hooks.append(module.register_forward_pre_hook(self))
-
-    def _wrap_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A module with a hook takes torch's long way through every call; this costs one function."""
-        is_training = torch.is_grad_enabled
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if not is_training():
-                self()
-            return call(*args, **kwargs)
-
-        return watched
-
-    def stop_looking(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-        while self.calls:
-            module, call = self.calls.pop()
-            if module.__dict__.get(CALL) is call:
-                del module.__dict__[CALL]
-
-    def __call__(self, *_: object) -> None:
-        if not torch.is_grad_enabled():
-            self._facts.num_silent += 1
-            if self._facts.num_silent > self._usual:
-                self._facts.other_work.add("evaluation")
 
 
 QuickStep = tuple[float, float, list[Any], int]
@@ -341,19 +273,11 @@ def is_nested() -> bool:
     return num_steps == 2
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The model inside DDP, which scripts evaluate without it."""
-    while isinstance(module, DistributedDataParallel):
-        module = module.module
-    return module
+def wait_for_nothing() -> None:
+    """A CPU has done what it was given."""
 
 
-def is_training_pass(module: nn.Module) -> bool:
-    """Whether a call of the module is part of training; wrappers may say `training` only inside."""
-    return torch.is_grad_enabled() and any(one.training for one in module.modules())
-
-
-def is_any_compiled(modules: Sequence[nn.Module]) -> bool:
-    """Whether torch.compile has one of the modules or of their parts."""
-    parts = (part for module in modules for part in module.modules())
-    return any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in parts)
+def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
+    """Waits for the device that the modules are on; on a CPU there is nothing to wait for."""
+    driver = find_driver_of(parameter for module in trained for parameter in module.parameters())
+    return driver.synchronize if driver is not None else wait_for_nothing

@@ -10,6 +10,7 @@ Forward begins with a trained module and lasts until backward begins, so that it
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,14 +24,14 @@ from torch.distributed.distributed_c10d import _world
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.records.trial import PHASES
 from scalelab.worker.device import list_activities
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
-from scalelab.worker.script.boundary import ModuleHook, is_training_pass
-from scalelab.worker.script.watch import TrainingWatch, replaced
+from scalelab.worker.script.passes import hook_before
+from scalelab.worker.script.patches import replaced
+from scalelab.worker.script.watch import TrainingWatch
 
 OTHER = "other"
 ENGINE = "deepspeed.runtime.engine"
@@ -58,13 +59,13 @@ class PhaseHooks:
     def follow(self) -> None:
         """Put the hooks on."""
         stack = self._stack
-        stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
-        for module in self._watch.trained:
-            stack.callback(module.register_forward_pre_hook(ModuleHook(self._before_forward), prepend=True).remove)
+        stack.enter_context(self._watch.loading(self._load))
+        for module in () if self._watch.modules.is_hidden else self._watch.trained:
+            stack.callback(hook_before(module, self._before_forward).remove)
         engine = getattr(sys.modules.get(ENGINE), "DeepSpeedEngine", None)
         for name, phase in (("backward", "backward"), ("step", "optimizer")) if engine is not None else ():
             stack.enter_context(replaced(engine, name, functools.partial(self._wrap_whole, phase)))
-        self._watch.on_phase = self.switch
+        self._watch.on_phase = self._hear
         stack.callback(self._stop)
 
     def __exit__(self, *_: object) -> None:
@@ -75,8 +76,13 @@ class PhaseHooks:
         self.end_phase(self._current)
         self._current = self._outer if phase == OTHER else phase
 
+    def _hear(self, phase: str) -> None:
+        if phase != "forward" or self._current == OTHER:
+            self.switch(phase)
+
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._current in (OTHER, "optimizer") and is_training_pass(module):  # in an optimizer: its closure
+        # in an optimizer: its closure
+        if self._current in (OTHER, "optimizer") and self._watch.modules.is_training(module):
             if self.last_batch is None:
                 self.last_batch = inputs
             self.switch("forward")
@@ -92,24 +98,20 @@ class PhaseHooks:
                 return original(*args, **kwargs)
             finally:
                 self._outer = OTHER
-                if self._watch.on_phase == self.switch:  # the block may have ended in it
+                if self._watch.on_phase == self._hear:  # the block may have ended in it
                     self.switch(OTHER)
 
         return call
 
-    def _wrap_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load(iterator: Any) -> Any:
-            self._watch.begin_load()
-            before = self._current
-            self.switch("input")
-            try:
-                self.last_batch = original(iterator)
-                return self.last_batch
-            finally:
-                self.switch(before if before != "input" else OTHER)
-
-        return load
+    def _load(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        self._watch.begin_load()
+        before = self._current
+        self.switch("input")
+        try:
+            self.last_batch = original(iterator)
+            return self.last_batch
+        finally:
+            self.switch(before if before != "input" else OTHER)
 
     def _stop(self) -> None:
         self._watch.on_phase = None
@@ -186,7 +188,7 @@ def count_sharing(trained: Sequence[nn.Module]) -> int:
     """Ranks that work on the same samples, as under tensor parallelism; 1: every rank has samples of its own.
 
     Where DDP or FSDP averages gradients, its group has one rank of each of those; otherwise parameters that are spread
-    over a mesh are there for one batch.
+    over a mesh are there for one batch, and so are the stages of a pipeline.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     every = [part for module in trained for part in module.modules()]
@@ -197,7 +199,15 @@ def count_sharing(trained: Sequence[nn.Module]) -> int:
         if group is not None:
             return world // group.mesh_info.mesh.size()
     meshes = [one.device_mesh for part in every for one in part.parameters() if isinstance(one, DTensor)]
-    return meshes[0].size() if meshes else 1
+    return (meshes[0].size() if meshes else 1) * count_stage_ranks(every)
+
+
+def count_stage_ranks(every: Sequence[nn.Module]) -> int:
+    """Ranks of the pipeline in which torch.distributed.pipelining runs one of these modules; 1: there is none."""
+    kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
+    stages = [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind is not None else []
+    own = {id(part) for part in every}
+    return next((one.group_size for one in stages if any(id(part) in own for part in one.submod.modules())), 1)
 
 
 @contextmanager

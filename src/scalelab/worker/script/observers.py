@@ -32,8 +32,8 @@ from scalelab.worker.instruments.instruments import (
 )
 from scalelab.worker.instruments.messages import CallRecorder, count_messages, describe_basis
 from scalelab.worker.memory.recording import account_memory, map_storages, name_kept, open_recording
-from scalelab.worker.script.boundary import ModuleHook
 from scalelab.worker.script.instrumented import OTHER, PhaseHooks, find_replicated, is_all_replicated, name_strategy
+from scalelab.worker.script.passes import ModuleHook, leave_outermost
 from scalelab.worker.script.watch import TrainingWatch
 from scalelab.worker.strategies.apply import can_update_without_sync
 
@@ -80,7 +80,7 @@ class GradientObserver(Observer):
                 else f"{num_passes} backward passes for {num_batches} batches of a step"
             )
         model = join_models(watch.trained)
-        if len(watch.trained) != 1 or not can_update_without_sync(model):
+        if len(leave_outermost(watch.trained)) != 1 or not can_update_without_sync(model):
             raise CannotObserve("gradient-ready times need one trained model that is not sharded")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._clock = GradientClock(self._parameters)
@@ -155,6 +155,8 @@ class MessageObserver(Observer):
         super().__init__(watch)
         if not dist.is_initialized():
             raise CannotObserve("the script has no process group: it sends nothing")
+        if watch.has_whole_graph:
+            raise CannotObserve("torch.compile(fullgraph=True) does not let messages be recorded")
         self._recorder = CallRecorder()
 
     def __enter__(self) -> Observer:

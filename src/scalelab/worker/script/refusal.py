@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+from torch.optim import Optimizer
 
 from scalelab.checks import clean_text
 from scalelab.records.tasks import Script
@@ -29,6 +34,8 @@ EXISTS_WORDS = re.compile(r"\bFile exists\b|\balready exists\b|\bto not exist\b"
 ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LAUNCH_WORDS = re.compile(r"required.*--local[-_]rank")
+STEP_NAMES = re.compile(r"(^|_)(step|update)(_|$)", re.IGNORECASE)
+OPTIMIZER_METHODS = {"step", "zero_grad"}
 USAGE_CODE = 2
 MOST_CHARACTERS = 300
 """Of a line that the script printed."""
@@ -79,7 +86,8 @@ def is_usage_error(code: object, session: ScriptSession) -> bool:
 
 def read_lines(log: Path) -> list[str]:
     """What the script printed, without empty lines and colours."""
-    sys.stdout.flush()
+    with suppress(Exception):  # the stream may be the script's own
+        sys.stdout.flush()
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     lines = [clean_text(COLOURS.sub("", line)).strip()[:MOST_CHARACTERS] for line in text.splitlines()]
     return [line for line in lines if line]
@@ -89,23 +97,23 @@ def quote_last_line(log: Path) -> str:
     return "".join(f"; the last line it printed: {line}" for line in read_lines(log)[-1:])
 
 
-def describe_wait(seconds: float, session: ScriptSession, log: Path, *, has_children: bool) -> str:
+def describe_wait(seconds: float, session: ScriptSession, log: Path, script: Script, *, has_children: bool) -> str:
     """What to do about a script that was given up, by what was seen of it."""
     watch, words = session.watch, f"no step was seen in {format_seconds(seconds)}"
     if not (watch.has_seen or has_children):
         advice = "raise --timeout if it takes long to begin"
         return f"{words}, nor anything of a training{quote_last_line(log)}: {advice}; {OWN_PROCESSES}"
-    advice = OWN_PROCESSES if has_children and not watch.is_loading else advise_step_end(watch)
+    advice = OWN_PROCESSES if has_children and not watch.is_loading else advise_step_end(watch, script)
     return f"{words} ({describe_seen(session)}): {advice}"
 
 
-def describe_early_end(session: ScriptSession, log: Path) -> str:
+def describe_early_end(session: ScriptSession, log: Path, script: Script) -> str:
     """What to do about a script that ended too early, by what was seen of it."""
     if session.num_steps:
         more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
         words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
         return f"{words}: let it train longer, or lower --steps{more}"
-    advice = advise_step_end(session.watch)
+    advice = advise_step_end(session.watch, script)
     if not (session.watch.has_seen or session.num_forks):
         return f"the script ended without training anything{quote_last_line(log)}"
     if session.watch.is_loading and not session.watch.has_batch:
@@ -123,14 +131,38 @@ def describe_uneven(session: ScriptSession) -> str:
     )
 
 
-def advise_step_end(watch: TrainingWatch) -> str:
+def advise_step_end(watch: TrainingWatch, script: Script) -> str:
     """What to pass where no step was seen, by what was seen instead."""
     if watch.uses_function:
         return "the function that --step-at names did not return: name one that runs once in every step"
     if watch.is_loading and watch.uses_rule:
-        return "say where a step ends: --step-at dataloader, or --step-at module:function"
+        return f"say where a step ends: --step-at dataloader, or --step-at {find_step(script) or 'module:function'}"
     what = "torch.optim.Optimizer" if watch.uses_rule else "DataLoader"
-    return f"it uses no {what}: name a function that runs once in every step, --step-at module:function"
+    found = find_step(script)
+    example = f"such as --step-at {found}" if found else "--step-at module:function"
+    return f"it uses no {what}: name a function that runs once in every step, {example}"
+
+
+def find_step(script: Script) -> str:
+    """What looks like a step in the script's own file, as --step-at takes it: an optimizer, or a function's name."""
+    spec = importlib.util.find_spec(script.target) if script.is_module else None
+    path = Path(spec.origin if spec is not None and spec.origin else script.target)
+    tree = ast.parse(path.read_bytes()) if path.is_file() else ast.Module([], [])
+    found: list[str] = []
+    for one in tree.body:
+        if isinstance(one, ast.FunctionDef) and STEP_NAMES.search(one.name):
+            found.append(one.name)
+        elif isinstance(one, ast.ClassDef) and {getattr(part, "name", "") for part in one.body} >= OPTIMIZER_METHODS:
+            found.insert(0, f"{one.name}.step")
+    return f"{script.target if script.is_module else path.stem}:{found[0]}" if found else find_foreign_optimizer()
+
+
+def find_foreign_optimizer() -> str:
+    """A library's own optimizer that was imported, as --step-at takes its step: fastai has one, for example."""
+    modules = [one for name, one in sys.modules.items() if name.partition(".")[0] not in ("torch", "scalelab")]
+    kinds = (kind for module in modules for kind in list(vars(module).values()) if isinstance(kind, type))
+    found = (kind for kind in kinds if vars(kind).keys() >= OPTIMIZER_METHODS and not issubclass(kind, Optimizer))
+    return next((f"{kind.__module__}:{kind.__qualname__}.step" for kind in found), "")
 
 
 def describe_seen(session: ScriptSession) -> str:

@@ -5,13 +5,10 @@ It gets the variables that torchrun sets. If it cannot be measured, one line say
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import functools
 import gc
-import importlib
-import importlib.util
 import itertools
 import logging
 import multiprocessing
@@ -24,22 +21,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch.multiprocessing
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from scalelab.errors import UsageError
+from scalelab.errors import ScalelabError, UsageError
 from scalelab.launch.agreement import Assignment, copied_directory, log_file, samples_file, trace_file
 from scalelab.records.observations import Instrument, RankReport, ScriptReport
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
 from scalelab.units import format_count
 from scalelab.worker.failure import describe
+from scalelab.worker.script.execution import execute_watched
 from scalelab.worker.script.instrumented import is_joining, name_strategy
 from scalelab.worker.script.observers import CannotObserve, Observer, choose_observer
-from scalelab.worker.script.prelude import execute_script, fill_in_rank, make_variables, move_to_copy
+from scalelab.worker.script.patches import replaced
+from scalelab.worker.script.prelude import fill_in_rank, make_variables, move_to_copy
 from scalelab.worker.script.refusal import (
     count_steps,
     describe_early_end,
@@ -49,12 +48,10 @@ from scalelab.worker.script.refusal import (
     find_hint,
     is_usage_error,
 )
-from scalelab.worker.script.session import MakeObserver, SampleFile, ScriptEnded, ScriptSession
-from scalelab.worker.script.watch import TrainingWatch, replaced
+from scalelab.worker.script.samples import SampleFile
+from scalelab.worker.script.session import MakeObserver, ScriptEnded, ScriptSession
 
-STEP_NAME = "__scalelab_step__"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
 class ScriptFinished(UsageError):
@@ -67,17 +64,19 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
     try:
         with session:
             sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
-            with ending_forks(), replaced(os, "_exit", wrap_exit):
+            with ignoring_what_follows(session), ending_forks(), replaced(os, "_exit", wrap_exit):
                 execute_watched(script, session.watch)
     except ScriptEnded:
         return
-    except (ImportError, AssertionError, AttributeError, RuntimeError, FileExistsError) as error:
+    except ScalelabError:
+        raise
+    except Exception as error:
         hint = find_hint(str(error), script)
         if hint:
             raise ScriptFinished(f"{hint} ({describe(error)})") from error
         raise
     except GivenUp as error:
-        words = describe_wait(error.args[0], session, log, has_children=end_children() > 0)
+        words = describe_wait(error.args[0], session, log, script, has_children=end_children() > 0)
         raise ScriptFinished(words) from None
     except SystemExit as error:
         if error.code not in (None, 0) and not session.is_measured:
@@ -86,7 +85,21 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
     except KeyboardInterrupt as error:
         raise ScriptFinished(f"the script was interrupted after {count_steps(session)}") from error
     if not session.is_measured:
-        raise ScriptFinished(describe_early_end(session, log))
+        raise ScriptFinished(describe_early_end(session, log, script))
+
+
+@contextlib.contextmanager
+def ignoring_what_follows(session: ScriptSession) -> Iterator[None]:
+    """After the last step, an error while the script clears up, such as one of a queue that is cut off, is logged."""
+    try:
+        yield
+    except ScriptEnded:
+        raise
+    except BaseException as error:
+        if not session.is_over:
+            raise
+        traceback.print_exc()
+        raise ScriptEnded from error
 
 
 @contextlib.contextmanager
@@ -104,8 +117,7 @@ def ending_forks() -> Iterator[None]:
             traceback.print_exc()
             code = 1
     if os.getpid() != rank:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         os._exit(code)
 
 
@@ -119,56 +131,6 @@ def wrap_exit(original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
         original(status)
 
     return leave
-
-
-def execute_watched(script: Script, watch: TrainingWatch) -> None:
-    """Run it, with the function that ends a step wrapped if there is one."""
-    if not watch.uses_function:
-        execute_script(script)
-    elif is_own_function(script):
-        execute_with_step(script, watch.wrap_step)
-    else:
-        with replaced(*find_function(script.step_at), watch.wrap_step):
-            execute_script(script)
-
-
-def is_own_function(script: Script) -> bool:
-    """Whether the function that ends a step is in the script itself."""
-    own = script.target if script.is_module else Path(script.target).stem
-    return script.step_at.partition(":")[0] in ("__main__", own)
-
-
-def find_function(step_at: str) -> tuple[Any, str]:
-    """The module or class that has the function that ends a step, and its name there."""
-    module, _, path = step_at.partition(":")
-    *classes, name = path.split(".")
-    try:
-        owner: Any = importlib.import_module(module)
-        for part in classes:
-            owner = getattr(owner, part)
-        getattr(owner, name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--step-at {step_at}: {error}") from error
-    return owner, name
-
-
-def execute_with_step(script: Script, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Run a script with a decorator on one of its functions; lines keep their numbers."""
-    spec = importlib.util.find_spec(script.target) if script.is_module else None
-    path = spec.origin if spec is not None and spec.origin else script.target
-    tree = ast.parse(Path(path).read_bytes(), path)
-    place: list[ast.stmt] = tree.body
-    for part in script.step_at.partition(":")[2].split("."):
-        found = next((one for one in place if isinstance(one, DEFINITIONS) and one.name == part), None)
-        if found is None:
-            raise UsageError(f"--step-at {script.step_at}: {Path(path).name} defines no {part} there")
-        place = found.body
-    assert found is not None
-    found.decorator_list.insert(0, ast.copy_location(ast.Name(STEP_NAME, ast.Load()), found))
-    main = ModuleType("__main__")
-    main.__dict__.update({"__file__": path, "__package__": spec.parent if spec else None, STEP_NAME: wrap})
-    sys.modules["__main__"] = main
-    exec(compile(tree, path, "exec"), main.__dict__)
 
 
 class GivenUp(BaseException):
@@ -260,7 +222,7 @@ def measure_script(
         script = move_to_copy(script, copied_directory(directory))
     if script.directory:
         os.chdir(script.directory)
-    rank = report.rank
+    rank, streams = report.rank, (sys.stdout, sys.stderr)
     with SampleFile(samples_file(directory, rank), samples) as sink:
         session = ScriptSession(
             *(script.plan.blocks, rank, trace_file(directory, rank), sink, trial.batch_per_rank),
@@ -283,6 +245,7 @@ def measure_script(
                 raise ScriptFinished(describe_uneven(session))
         finally:
             leave_script()
+            sys.stdout, sys.stderr = streams
     return replace(session.report, script=describe_script(session), num_parameters=count_parameters(session))
 
 
@@ -340,7 +303,7 @@ def describe_script(session: ScriptSession) -> ScriptReport:
         num_passes=session.num_passes,
         num_samples=session.step_samples,
         num_sharing=session.num_sharing,
-        input_mark=session.watch.input_mark,
+        input_mark=session.watch.modules.input_mark,
         batch_samples=session.batch_samples,
         num_uneven=session.num_uneven,
         is_regular=rule.is_regular or not session.watch.uses_rule,
@@ -368,9 +331,13 @@ def leave_script() -> None:
     leaving.start()
     leaving.join(LEAVE_SECONDS)
     end_children()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    flush_streams()
+
+
+def flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be the script's own, and anything
+            stream.flush()
 
 
 def end_children() -> int:

@@ -11,20 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scalelab.errors import UsageError
+from scalelab.errors import OtherBatch, UsageError
 from scalelab.records.observations import RankReport
-from scalelab.records.samples import render_samples
 from scalelab.records.trial import Block, StepKind, StepSample
-from scalelab.worker.device import find_driver_of
 from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
-from scalelab.worker.script.boundary import QuickStep, StepFacts, is_any_compiled, sum_losses
+from scalelab.worker.script.boundary import (
+    FullestStep,
+    QuickStep,
+    StepFacts,
+    choose_synchronize,
+    sum_losses,
+    wait_for_nothing,
+)
 from scalelab.worker.script.instrumented import (
     PhaseBlock,
     ProfiledBlock,
@@ -38,7 +40,9 @@ from scalelab.worker.script.instrumented import (
     without_all_reduce,
 )
 from scalelab.worker.script.observers import CannotObserve, Observer
-from scalelab.worker.script.watch import TrainingWatch, wait_for_nothing
+from scalelab.worker.script.passes import is_any_compiled
+from scalelab.worker.script.samples import SampleSink
+from scalelab.worker.script.watch import TrainingWatch
 from scalelab.worker.strategies.apply import looks_for_unused
 
 LEARNING_STEPS = 3
@@ -49,53 +53,13 @@ class ScriptEnded(BaseException):
     """All planned steps were taken: raised out of the script's last optimizer step."""
 
 
-class SampleSink(Protocol):
-    """Where finished steps go."""
-
-    def append(self, sample: StepSample) -> None: ...
-    def flush(self) -> None: ...
-    def clear(self) -> None: ...
-
-
-class SampleFile:
-    """A rank's samples: in a list, and after every block on disk."""
-
-    def __init__(self, path: Path, samples: list[Any]) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._samples = samples
-        self._num_written = 0
-        self.clear()
-
-    def append(self, sample: StepSample) -> None:
-        self._samples.append(sample)
-
-    def flush(self) -> None:
-        self._file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
-        self._file.flush()
-        self._num_written = len(self._samples)
-
-    def clear(self) -> None:
-        self._samples.clear()
-        self._num_written = 0
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(render_samples(()))
-
-    def __enter__(self) -> SampleFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.flush()
-        self._file.close()
-
-
 class ScriptSession:
     """Takes a script's steps through the blocks of the plan, and ends it after the last."""
 
     is_joined = False
     """Whether ranks sent each other anything between the first step and the end of a block."""
+    is_over = False
+    """Whether all steps were taken, those of instruments too."""
     num_sharing = 1
     """Ranks that work on the same samples."""
     _num_messages: int | None = 0
@@ -123,7 +87,6 @@ class ScriptSession:
             self._end_step, self._restart, delays, step_at, told_batch=planned_batch if is_told else None
         )
         self.watch.on_quick = self._record_quick
-        self._batch_source = "the data loader gave"
         self._synchronize: Callable[[], None] = wait_for_nothing
         self._stack = ExitStack()
         self.num_steps = 0
@@ -142,7 +105,7 @@ class ScriptSession:
         """Samples of one batch: of a step that accumulates gradients there are several."""
         self.num_uneven = 0
         """Steps with another number of backward passes."""
-        self._is_learned = False
+        self._is_learned, self._fullest = False, FullestStep()
         self.obstacle = ""
         """Why communication-free steps were left out."""
         self.left_out: dict[str, str] = {}
@@ -197,7 +160,7 @@ class ScriptSession:
         self.num_steps = self._position = self._in_block = 0
         self.num_apart.clear()
         self.num_uneven = 0
-        self._is_learned = False
+        self._is_learned, self._fullest = False, FullestStep()
         self._sink.clear()
         self.watch.learn()
 
@@ -207,13 +170,13 @@ class ScriptSession:
         if self.watch.uses_rule and self.watch.rule.is_second_training:
             raise UsageError(
                 "the script began a second training: another optimizer steps, and the first no longer does; measure one"
-                " at a time, or fewer --steps than the first one takes"
+                " at a time: fewer --steps than the first takes, or --step-at a function that only one of them calls"
             )
         self._synchronize()
         end = perf_counter()
         if self._profile is not None:
             self._profile.end()
-        start = self._start if self._start is not None else (self.watch.first_forward or end)
+        start = self._start if self._start is not None else (self.watch.modules.first_forward or end)
         if self._observer is not None:
             self._observer.end()
             self._in_block += 1
@@ -276,8 +239,10 @@ class ScriptSession:
             self.has_group = dist.is_initialized()
             self._num_messages = count_messages()
             self._synchronize = self.watch.synchronize = choose_synchronize(self.watch.trained)
-        elif self.num_steps >= LEARNING_STEPS and not self._is_learned and (is_last or not facts.other_work):
-            self._learn(facts)
+        elif not self._is_learned and (is_last or not facts.other_work):
+            self._fullest.see(facts, dist.get_world_size() if dist.is_initialized() else 1)
+            if self.num_steps >= LEARNING_STEPS:
+                self._learn()
         if not is_last:
             return
         self.is_joined = self.is_joined or self._num_messages is None or count_messages() != self._num_messages
@@ -313,17 +278,18 @@ class ScriptSession:
                 return
         for one in self.observed:
             self.report = one.complete(self.report)
+        self.is_over = True
         raise ScriptEnded
 
-    def _learn(self, facts: StepFacts) -> None:
+    def _learn(self) -> None:
         """What a step consists of; a step with an evaluation would count its batches too."""
         self._compiles_next = is_any_compiled(self.watch.trained)  # they were compiled with our hooks, which go now
         self.watch.settle()
         self._is_learned = True
-        self.num_passes = facts.num_passes
+        self.num_passes, batches = self._fullest.num_passes, self._fullest.batches
+        if self.num_passes == 1 and not self._fullest.is_loaded and batches[:1] == [self._planned_batch]:
+            batches = batches[:1]  # the module takes each sample several times: three of a triplet, or a cell in time
         self.num_sharing = count_sharing(self.watch.trained)
-        batches, is_loaded = facts.list_batches(dist.get_world_size() if dist.is_initialized() else 1)
-        self._batch_source = "the data loader gave" if is_loaded else "the model was given"
         self.step_samples, self.batch_samples = (sum(batches), batches[0]) if batches else (None, None)
 
     def _check_samples(self) -> None:
@@ -346,8 +312,9 @@ class ScriptSession:
             if times > 1 and not rest:
                 advice += f", or {{batch_per_rank/{times}}} where the script takes {times} samples for each"
         several = f" in batches of {self.batch_samples}" if self.step_samples != self.batch_samples else ""
-        taken = f"{self._batch_source} {self.step_samples} samples per step and rank{several}"
-        raise UsageError(f"{taken}, the plan says {self._planned_batch}: {advice}")
+        source = "the data loader gave" if self._fullest.is_loaded else "the model was given"
+        taken = f"{source} {self.step_samples} samples per step and rank{several}"
+        raise OtherBatch(f"{taken}, the plan says {self._planned_batch}: {advice}")
 
     def _enter_block(self, block: Block) -> bool:
         """Switch on what the block needs; False: it cannot be measured in this script and is left out."""
@@ -392,9 +359,3 @@ class ScriptSession:
                 renew_reducer(replica)
         self._saved = None
         self._phases = self._profile = None
-
-
-def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
-    """Waits for the device that the modules are on; on a CPU there is nothing to wait for."""
-    driver = find_driver_of(parameter for module in trained for parameter in module.parameters())
-    return driver.synchronize if driver is not None else wait_for_nothing

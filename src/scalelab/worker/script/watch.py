@@ -4,8 +4,7 @@ Always on, a few microseconds per step: the global optimizer hooks, which end st
 loss and the number of passes; `GradScaler`, for the loss before scaling and for steps that it skips; `Module.eval` and
 `torch.save`, so that steps with an evaluation or a checkpoint are kept apart.
 
-During the first steps, which are warm-up anyway: a hook on every module, to learn which modules are trained, how many
-samples a pass takes, and when the first step began.
+During the first steps, which are warm-up anyway: hooks on every module (`passes.py`) and on data loaders.
 """
 
 from __future__ import annotations
@@ -13,35 +12,28 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from itertools import count
-from time import perf_counter
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from itertools import chain, count
+from threading import get_ident
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.compiler import is_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from scalelab.worker.batches.stream import find_samples, list_tensors
-from scalelab.worker.script.boundary import (
-    ModuleHook,
-    QuickStep,
-    QuickSteps,
-    SilentPasses,
-    StepFacts,
-    StepRule,
-    is_training_pass,
-)
+from scalelab.worker.batches.stream import find_samples
+from scalelab.worker.script.backward import BackwardPasses
+from scalelab.worker.script.boundary import QuickStep, QuickSteps, StepFacts, StepRule, wait_for_nothing
+from scalelab.worker.script.passes import TrainedModules, hide_from_compiler, hook_before
+from scalelab.worker.script.patches import replaced
 from scalelab.worker.step import wait
 
 SAVERS = {"torch.distributed.checkpoint.state_dict_saver": "_save_state_dict", "safetensors.torch": "serialize_file"}
 """Functions besides `torch.save` that write checkpoints, by module; wrapped where the script has loaded it."""
-MOST_MARKED = 4096
-"""Numbers of a batch that its checksum covers."""
 
 
 class TrainingWatch:
@@ -62,14 +54,11 @@ class TrainingWatch:
         self.is_loading = self.has_batch = False
         """Whether the script has asked a data loader for a batch, and whether one has come."""
         self._numbers = count()  # an optimizer may be gone when the next one comes
+        self._known: dict[Hashable, tuple[Callable[[], Any], int]] = {}
+        self._last_stepped: Callable[[], Optimizer | None] = lambda: None
         self.rule = StepRule()
         self.delays = delays or {}
         self.synchronize: Callable[[], None] = wait_for_nothing
-        self.trained: list[nn.Module] = []
-        """The outermost modules that were called in training and have parameters to train."""
-        self.first_forward: float | None = None
-        self.input_mark: int | None = None
-        """A checksum of the first batch that went into a trained module."""
         self.optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.on_phase: Callable[[str], None] | None = None
         """Called where a phase begins, in steps whose phases are timed."""
@@ -77,47 +66,48 @@ class TrainingWatch:
         """Called with the steps that were taken quickly, and where the next began, before anything else is said."""
         self._on_step, self._on_restart = on_step, on_restart
         self._facts = StepFacts()
+        self.modules = TrainedModules(self._facts, told_batch)
+        self.trained = self.modules.found
         self.quick = QuickSteps(self._facts, self._begin_call, self._end_call)
-        self._silent = SilentPasses(self.trained, self._facts)
-        self.has_closure = False
-        """Whether an optimizer has called for passes: Lightning's closure makes one in every step, LBFGS's several."""
+        self._parts: list[Any] = []  # losses of what were taken for steps, while the rule may change
+        self.backward = BackwardPasses(self._facts, self.quick, self._begin_pass, self._end_pass, self.end_step)
+        self._ends_in_backward = False
+        self.has_whole_graph = False
+        """Whether something is compiled that may not be run in another way."""
         self._stack, self._learning = ExitStack(), ExitStack()
-        self._depth = 0
+        self._thread = get_ident()
 
     def __enter__(self) -> TrainingWatch:
         stack = self._stack
         self.quick.look_before()
         stack.callback(self.quick.stop_looking_before)
         stack.callback(register_optimizer_step_post_hook(self.quick.after).remove)
-        stack.enter_context(replaced(torch.autograd, "backward", self._wrap_backward))
-        stack.enter_context(replaced(torch.amp.GradScaler, "scale", self._wrap_scale))
+        self.backward.watch(stack)
+        stack.enter_context(replaced(torch, "compile", self._wrap_compile))
         stack.enter_context(replaced(torch.amp.GradScaler, "step", self._wrap_scaled_step))
         stack.enter_context(replaced(nn.Module, "eval", self._wrap_marking("evaluation")))
         stack.enter_context(replaced(torch, "save", self._wrap_marking("checkpoint")))
         stack.callback(self.stop_learning)
         if self._step_at == "dataloader":
-            stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_step_loader))
+            stack.enter_context(self.loading(self._load_step))
         if "input" in self.delays:
-            stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_delayed_loader))
+            stack.enter_context(self.loading(self._load_late))
         self.learn()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self._silent.stop_looking()
+        self.modules.silent.stop_looking()
 
     def learn(self) -> None:
         """Put a hook on every module and every data loader."""
         self.stop_learning()
-        self._depth = 0
-        self._silent.forget()
-        self._learning.enter_context(replaced(_BaseDataLoaderIter, "__next__", self._wrap_loader))
-        self._learning.callback(register_module_forward_pre_hook(self._before_module).remove)
-        self._learning.callback(register_module_forward_hook(self._after_module, always_call=True).remove)
+        self._learning.enter_context(self.loading(self._load_counted))
+        self.modules.learn(self._learning)
 
     def stop_learning(self) -> None:
         """Take these hooks off again."""
-        self._silent.is_learning = False
+        self.modules.silent.is_learning = False
         self._learning.close()
 
     def settle(self) -> None:
@@ -127,7 +117,8 @@ class TrainingWatch:
         for name, saver in SAVERS.items():
             if hasattr(sys.modules.get(name), saver):
                 self._stack.enter_context(replaced(sys.modules[name], saver, self._wrap_marking("checkpoint")))
-        self._silent.look()
+        groups = chain.from_iterable(one.param_groups for one in self.optimizers)
+        self.modules.settle(parameter for group in groups for parameter in group["params"])
         self._delay_forward()
 
     def _mark_own_evaluations(self) -> None:
@@ -140,8 +131,7 @@ class TrainingWatch:
     def _delay_forward(self) -> None:
         """Where forward is to be delayed, wait before the trained modules."""
         for module in self.trained if "forward" in self.delays else ():
-            hook = module.register_forward_pre_hook(ModuleHook(lambda *_: self._hold_up("forward")), prepend=True)
-            self._stack.callback(hook.remove)
+            self._stack.callback(hook_before(module, lambda *_: self._hold_up("forward")).remove)
 
     def _hold_up(self, phase: str) -> None:
         """Wait where a delay was asked for, once per step; the device first finishes what it has."""
@@ -154,48 +144,81 @@ class TrainingWatch:
         self._say("optimizer")
         self._hold_up("optimizer")
 
+    def _begin_pass(self) -> None:
+        self._say("backward")
+        self._hold_up("backward")
+
+    def _end_pass(self) -> None:
+        self._say("other" if self.quick.outermost is None else "optimizer")
+
     def begin_quick(self, num_steps: int) -> None:
         """Take so many steps without a look at them, if one optimizer ends every step."""
-        optimizer = next(iter(self.optimizers), None)
+        optimizer = self._last_stepped()
         is_simple = self.uses_rule and self.rule.num_optimizers == 1 and not self.delays
-        if is_simple and optimizer is not None:
+        if is_simple and optimizer is not None and not self._ends_in_backward:
             self.quick.begin(optimizer, num_steps, None if self.synchronize is wait_for_nothing else self.synchronize)
 
     def leave_quick(self) -> None:
         """Say what was taken quickly."""
         taken = self.quick.stop()
-        for _ in taken:
+        for _, _, losses, _ in taken:
             self.rule.see(self.rule.last)
+            self._keep_part(losses)
         if taken and self.on_quick is not None:
             self.on_quick(taken, self.quick.start)
 
     def _end_call(self, optimizer: Optimizer) -> None:
         self.leave_quick()
-        self._say("other" if torch._C._current_graph_task_id() == -1 else "backward")  # one that steps inside backward
-        number = self.optimizers.get(optimizer)
-        if number is None:
-            number = self.optimizers[optimizer] = next(self._numbers)
-        is_end, is_other_rule = self.rule.see(number)
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        self._say("backward" if is_in_backward else "other")
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = self._find_number(optimizer)
+        self._last_stepped = weakref.ref(optimizer)
+        is_end, is_other_rule = self.rule.see(self.optimizers[optimizer])
         if not self.uses_rule:
             return
         if is_other_rule:
+            self._facts.losses[:0], self._parts = self._parts, []
             self._on_restart()
-        if is_end:
+        if is_end and is_in_backward:  # nothing of torch's may be switched on or off inside a pass
+            self.backward.is_due = self._ends_in_backward = True
+        elif is_end:
             self.end_step()
 
+    def _find_number(self, optimizer: Optimizer) -> int:
+        """Of an optimizer that is made anew for the same parameters, as in every epoch: that of the one before."""
+        tensors = [one for group in optimizer.param_groups for one in group["params"]]
+        signature = type(optimizer), tuple(map(id, tensors))
+        first, number = self._known.get(signature, (lambda: None, 0))
+        if not tensors or first() is not tensors[0]:
+            first, number = weakref.ref(tensors[0] if tensors else optimizer), next(self._numbers)
+            self._known[signature] = first, number
+        return number
+
     def end_step(self) -> None:
-        """A step ends here."""
-        if self._silent.is_learning:
-            self._silent.learn()
+        """A step ends here, and so does it in the thread that trains."""
+        self._thread = get_ident()
+        self.backward.end_step()
+        self.modules.end_step()
+        self._keep_part(self._facts.losses)
         try:
             self._on_step(self._facts)
         finally:
             self._facts.clear()
 
+    def _keep_part(self, losses: list[Any]) -> None:
+        if not self.rule.is_final:
+            self._parts += losses
+
     @property
     def has_seen(self) -> bool:
         """Whether there was anything of a training."""
         return bool(self.trained or self.quick.num_calls or self.num_backward or self.is_loading)
+
+    @property
+    def has_closure(self) -> bool:
+        """Whether an optimizer has called for passes: Lightning's closure makes one in every step, LBFGS's several."""
+        return self.backward.has_closure
 
     @property
     def num_backward(self) -> int:
@@ -216,7 +239,12 @@ class TrainingWatch:
 
         @functools.wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
+            is_update = function.__name__ == "step" and bool(args) and is_optimizer(args[0])
+            if is_update:
+                self._begin_call()
             result = function(*args, **kwargs)
+            if is_update:
+                self._say("other")
             if torch.is_grad_enabled() or (self.num_backward and "evaluation" not in self._facts.other_work):
                 self.end_step()
             return result
@@ -237,52 +265,27 @@ class TrainingWatch:
         if self.on_phase is not None:
             self.on_phase(phase)
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        quick, facts, kind, find_task = self.quick, self._facts, torch.Tensor, torch._C._current_graph_task_id
+    def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled function is forward if modules are called nowhere else."""
+
+        def wrap(compiled: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(compiled)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if not is_compiling() and self.modules.is_hidden and torch.is_grad_enabled():
+                    self._say("forward")
+                return compiled(*args, **kwargs)
+
+            return call
 
         @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if find_task() != -1:  # inside another one: activation checkpointing differentiates a recomputed part
-                return original(tensors, *args, **kwargs)
-            facts.num_passes += 1
-            if type(tensors) is kind and tensors.is_cpu and quick.unscaled is None and tensors.numel() == 1:
-                facts.losses.append(tensors.item())
-            else:
-                facts.losses += self._find_loss(tensors)
-            if quick.left:
-                return original(tensors, *args, **kwargs)
-            if quick.outermost is not None:
-                facts.has_closure = self.has_closure = True
-            self._say("backward")
-            self._hold_up("backward")
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                self._say("other" if quick.outermost is None else "optimizer")
+        def compile_it(model: Any = None, **kwargs: Any) -> Any:
+            hide_from_compiler()
+            self.has_whole_graph |= bool(kwargs.get("fullgraph"))
+            compiled = original(model, **kwargs)
+            is_update = isinstance(getattr(model, "__self__", None), Optimizer)
+            return wrap(compiled) if isinstance(model, FunctionType | MethodType) and not is_update else compiled
 
-        return backward
-
-    def _find_loss(self, tensors: Any) -> list[Any]:
-        """The scalar that is differentiated, before loss scaling; a number at once where that waits for nothing."""
-        if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
-            return []
-        found: Any = tensors
-        if self.quick.unscaled is not None and self.quick.unscaled[0]() is tensors:
-            found = self.quick.unscaled[1]
-        self.quick.unscaled = None
-        found = found.detach()
-        found = found.to_local() if hasattr(found, "to_local") else found
-        return [found.item() if found.device.type == "cpu" else found.clone()]
-
-    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            scaled = original(scaler, outputs)
-            if isinstance(outputs, torch.Tensor):
-                self.quick.unscaled = (weakref.ref(scaled), outputs.detach())
-            return scaled
-
-        return scale
+        return compile_it
 
     def _wrap_scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -308,93 +311,40 @@ class TrainingWatch:
 
         return wrap
 
-    def _wrap_step_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load(iterator: Any) -> Any:
-            self.begin_load()
-            self._is_load_seen = False
-            return original(iterator)
+    def loading(self, load: Callable[[Callable[[Any], Any], Any], Any]) -> AbstractContextManager[None]:
+        """Let `load` get the next batch of every data loader; a thread that loads ahead is not the training loop."""
 
-        return load
+        def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            @functools.wraps(original)
+            def get_next(iterator: Any) -> Any:
+                return load(original, iterator) if get_ident() == self._thread else original(iterator)
 
-    def _wrap_delayed_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load(iterator: Any) -> Any:
-            self.begin_load()
-            self._hold_up("input")
-            return original(iterator)
+            return get_next
 
-        return load
+        return replaced(_BaseDataLoaderIter, "__next__", wrap)
 
-    def _wrap_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load(iterator: Any) -> Any:
-            self.begin_load()
-            self.is_loading = True
-            batch = original(iterator)
-            self.has_batch = True
-            size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-            samples = find_samples(batch, size or self._told_batch)  # a sampler of one's own need not say its size
-            if samples:
-                self._facts.loads.append(samples)
-            return batch
+    def _load_step(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        self.begin_load()
+        self._is_load_seen = False
+        return original(iterator)
 
-        return load
+    def _load_late(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        self.begin_load()
+        self._hold_up("input")
+        return original(iterator)
 
-    def _before_module(self, module: nn.Module, inputs: Any) -> None:
-        self._depth += 1
-        if self._depth > 1 or torch._C._current_graph_task_id() != -1:
-            return
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return
-        if not is_training_pass(module):
-            self._silent.count(module)
-            return
-        inputs = inputs or sys._getframe(1).f_locals.get("kwargs")  # global hooks are not given those passed by name
-        if self.first_forward is None:
-            self.first_forward = perf_counter()
-        place = next((number for number, one in enumerate(self.trained) if one is module), len(self.trained))
-        if place == len(self.trained):
-            self.trained.append(module)
-        if self.input_mark is None:
-            self.input_mark = mark_inputs(inputs)
-        samples = find_samples(inputs, self._told_batch)
-        if samples and not self._facts.has_closure and not self._is_repeated(place, inputs):
-            self._facts.forwards.setdefault(place, []).append(samples)
-
-    def _is_repeated(self, place: int, inputs: Any) -> bool:
-        """Whether this very batch went through the module before in this step."""
-        first = next(iter(list_tensors(inputs)), None)
-        if first is None:
-            return False
-        known = self._facts.inputs
-        is_known = any(there == place and one() is first for there, one in known)
-        known.append((place, weakref.ref(first)))
-        return is_known
-
-    def _after_module(self, *_: object) -> None:
-        self._depth -= 1
+    def _load_counted(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        self.begin_load()
+        self.is_loading = True
+        batch = original(iterator)
+        self.has_batch = True
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        samples = find_samples(batch, size or self._told_batch)  # a sampler of one's own need not say its size
+        if samples:
+            self._facts.loads.append(samples)
+        return batch
 
 
-def mark_inputs(inputs: Any) -> int | None:
-    """A checksum of a batch, by which ranks see whether they have the same; None: there is no plain tensor in it."""
-    first = next((one for one in list_tensors(inputs) if type(one) is torch.Tensor and one.ndim), None)
-    if first is None or first.layout is not torch.strided:
-        return None
-    values = first.detach().reshape(-1)[:MOST_MARKED].contiguous().view(torch.uint8)
-    return zlib.crc32(bytes(values.tolist()))
-
-
-def wait_for_nothing() -> None:
-    """A CPU has done what it was given."""
-
-
-@contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Put a wrapper in the place of a function of a module or class; the original comes back at the end."""
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+def is_optimizer(one: object) -> bool:
+    """Whether it is an optimizer that is not torch's, by what it can do."""
+    return hasattr(one, "zero_grad") and not isinstance(one, nn.Module)
