@@ -8,7 +8,8 @@ link of its own, held to a rate at which bytes take much longer on the wire than
 Sixteen trainings with DDP (rigs/sleeper.py) differ in layers, bytes, time per layer and buckets; four each with tensor
 parallelism, pipelines and two-level shards (rigs/meshes.py) in bytes and time. All run one after the other in the same
 processes, several times over, and a step is its median. The form of the model was settled on this rig, with its
-rows on 4 and 8 ranks in view: how cores are shared, and which messages a pipeline waits for. No constant is fitted.
+rows on 4 and 8 ranks in view: how cores are shared, which messages a pipeline waits for, and that half a share waits in
+an all-gather. No constant is fitted.
 
     measured on one rank     the step, when each gradient is ready, and how long it keeps a core busy
     measured on two ranks    the step, the time of an all-reduce by size, and how long sending keeps a core busy

@@ -6,6 +6,7 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.calibration import MeasuredRank, calibrate, correlate_ranks
+from scalelab.predict.layout_cost import Efficiency
 from scalelab.predict.layouts import Layout
 from scalelab.predict.network_model import LinkSpeed
 from scalelab.predict.transformer_shape import GPT2_TINY
@@ -65,3 +66,49 @@ def test_two_values_among_three_have_a_rank_correlation() -> None:
     assert correlate_ranks([1, 1, 2], [4, 4, 3]) == pytest.approx(-1.0)
     assert correlate_ranks([1, 2], [3, 4]) is None
     assert correlate_ranks([1, 1, 1], [2, 3, 4]) is correlate_ranks([2, 3, 4], [1, 1, 1]) is None
+
+
+def test_what_was_measured_takes_the_place_of_a_devices_numbers() -> None:
+    """Nothing but the measured rates, whole; one size of batch says nothing of tiles."""
+    found = calibrate(GPT2_TINY, make_rank(steps={8: 0.2}), dtype="float32", global_batch=8)
+    assert found.efficiency == Efficiency(
+        gemm=1.0, tile=0.0, depth=0.0, memory=1.0, link=1.0, link_latency=1e-5, node=1.0, node_latency=1e-5,
+        launch_seconds=0.0,
+    )  # fmt: skip
+    device = found.job.device
+    assert (device.link_rate, device.node_rate, device.per_node) == (1e9, 1e9, 2**20)
+    assert (found.job.is_deepspeed, list(device.peaks)) == (False, ["float32"])
+
+
+@pytest.mark.parametrize(("optimizer", "moves"), [(0.005, None), (0.15, 0.5 * (0.2 - 0.15))])
+def test_the_memory_rate_is_the_optimizers_unless_moves_would_take_half_of_the_rest(
+    optimizer: float, moves: float | None
+) -> None:
+    rank = make_rank(steps={8: 0.2}, optimizer_seconds=optimizer)
+    cost = calibrate(GPT2_TINY, rank, dtype="float32", global_batch=8).time(Layout(micro_batch=8))
+    if moves is None:
+        assert cost.optimizer == pytest.approx(optimizer)
+    else:
+        assert cost.moves == pytest.approx(moves)
+        assert cost.optimizer < optimizer
+
+
+def test_a_pass_of_few_samples_that_takes_longer_than_one_of_many_has_the_largest_tile() -> None:
+    found = calibrate(GPT2_TINY, make_rank(steps={8: 0.2, 1: 0.25}), dtype="float32", global_batch=8)
+    assert found.efficiency.tile == 1e6
+    cheap = calibrate(GPT2_TINY, make_rank(steps={8: 0.2, 1: 0.01}), dtype="float32", global_batch=8)
+    assert cheap.efficiency.tile == 0
+
+
+def test_waiting_for_cores_comes_on_top_of_the_step() -> None:
+    alone, shared = (
+        calibrate(GPT2_TINY, make_rank(num_cores=cores), dtype="float32", global_batch=8) for cores in (None, 2.0)
+    )
+    layout = Layout(data=4, micro_batch=2)
+    more = shared.predict(layout).value - alone.predict(layout).value
+    assert more == pytest.approx(shared.find_crowding(layout)) != 0
+
+
+def test_a_step_that_its_optimizer_fills_was_not_measured() -> None:
+    with pytest.raises(UsageError, match="one rank was not measured"):
+        calibrate(GPT2_TINY, make_rank(steps={8: 0.2}, optimizer_seconds=0.2), dtype="float32", global_batch=8)

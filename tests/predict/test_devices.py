@@ -1,5 +1,7 @@
 """The table of devices, and devices that are declared."""
 
+from dataclasses import replace
+
 import pytest
 
 from scalelab.errors import UnknownName, UsageError
@@ -123,3 +125,15 @@ def test_a_declared_device_says_what_is_missing():
 def test_a_device_with_nothing_of_something_is_refused(name):
     with pytest.raises(UsageError, match="must be"):
         declare_device(find_device("a100-80gb"), "bfloat16", **{name: 0})
+
+
+def test_an_a100_has_80_gb_from_more_than_60_on():
+    assert [recognize_device("NVIDIA A100", size).name for size in (60 * 10**9, 60 * 10**9 + 1)] == [
+        "a100-40gb",
+        "a100-80gb",
+    ]
+
+
+def test_a_device_without_peaks_is_refused():
+    with pytest.raises(UsageError, match="peak must be finite and > 0, got 0"):
+        replace(find_device("v100"), peaks={})

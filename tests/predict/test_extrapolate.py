@@ -161,3 +161,7 @@ def test_leaving_a_node_and_every_doubling_beyond_the_last_size_stretch():
     assert predict_stretch(known, 4, {"linear": 1.0}).value == pytest.approx(1.0)
     assert predict_stretch(known, 16, {"linear": 1.0}).value == pytest.approx(1.007 * 1.02)
     assert predict_stretch({1: 1.0, 16: 1.0}, 64, {"linear": 1.0}).value == pytest.approx(1.014)
+
+
+def test_a_law_without_a_prior_has_no_weight():
+    assert weigh_laws({1: 1.0, 2: 1.1}, Tuning(priors={"linear": 1.0})) == {"linear": 1, "ring": 0, "tree": 0}

@@ -309,6 +309,15 @@ def test_around_the_blocks_are_a_mask_a_norm_and_the_batch():
                     (False, False): batch}  # fmt: skip
 
 
+@pytest.mark.parametrize("split", [1, 2])
+def test_tensor_parallel_ranks_divide_the_logits(split):
+    """16 bits that forward keeps, and three copies of 32 bits in the loss."""
+    job = replace(TINY, model=replace(TINY.model, vocabulary=2**16))
+    found = find_footprint(job, Layout(micro_batch=8, tensor=split))
+    assert found.moment == "loss"
+    assert found.by_category["logits"] == pytest.approx(8 * 4 * 2**16 / split * (2 + 3 * 4))
+
+
 @pytest.mark.parametrize(
     ("layout", "kernels", "gathered"),
     [
@@ -323,3 +332,48 @@ def test_around_the_blocks_are_a_mask_a_norm_and_the_batch():
 def test_zero_gathers_what_its_stage_says(layout, kernels, gathered):
     """Blocks of 100 parameters, 10 around them."""
     assert gather_units(TINY, layout, kernels, 100.0, 10.0, 3) == pytest.approx(gathered)
+
+
+def test_deepspeed_keeps_short_gradients_beside_long_ones():
+    layout = Layout(tensor=2, data=4, zero=1, micro_batch=2)
+    job = replace(LARGE, has_float32_gradients=True)
+    plain, beside = (
+        find_footprint(replace(job, is_deepspeed=known), layout).by_category["gradients"] for known in (False, True)
+    )
+    assert beside / plain == pytest.approx(6 / 4)
+    short = replace(job, has_float32_gradients=False)
+    assert total(replace(short, is_deepspeed=True), layout) == total(short, layout)
+
+
+def test_deepspeed_gathers_two_matrices_at_a_time():
+    layout = Layout(data=8, zero=3)
+    job = replace(LARGE, is_deepspeed=True)
+    largest = GPT2_LARGE.width * GPT2_LARGE.vocabulary
+    assert gather_units(job, layout, Kernels(), 1.0, 1.0, 36) == (2 * largest * 2, largest * (2 * 2 + 2))
+    assert gather_units(LARGE, layout, Kernels(), 1.0, 1.0, 36) == (2.0, (1 + 2) * 2.0 + 4.0)
+
+
+def test_blooms_ranks_hold_what_was_published():
+    """176B on 384 A100s: about 60 GB a device, by its authors."""
+    model = Transformer(num_layers=70, width=14336, num_heads=112, vocabulary=250880, sequence=2048)
+    job = PlannedJob(
+        model=model, device=find_device("a100-80gb"), global_batch=2048, has_fused_attention=False,
+        has_float32_gradients=True, is_deepspeed=True,
+    )  # fmt: skip
+    layout = Layout(tensor=4, pipeline=12, data=8, micro_batch=2, zero=1, checkpointing="full")
+    assert find_footprint(job, layout).device_bytes == pytest.approx(60e9, rel=0.03)
+
+
+def test_gradients_that_are_reduced_where_they_lie_need_no_buckets():
+    """52B on 64 V100s of 32 GiB as it was really run (bigscience, 2021): the buckets of DDP would not fit."""
+    plain, lean = (
+        find_footprint(LARGE, Layout(data=4), Kernels(reduces_in_place=told)).by_category["buckets"]
+        for told in (False, True)
+    )
+    assert (plain, lean) == (2 * GPT2_LARGE.num_parameters, 0)
+    model = Transformer(num_layers=64, width=8192, num_heads=32, vocabulary=50304, sequence=1024)
+    job = PlannedJob(
+        model=model, device=find_device("v100"), dtype="float16", global_batch=1024, has_fused_attention=False,
+        dropout=0.1,
+    )  # fmt: skip
+    assert is_possible(job, Layout(tensor=4, pipeline=8, data=2, micro_batch=4, checkpointing="full"))

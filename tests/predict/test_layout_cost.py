@@ -1,11 +1,11 @@
 """The seconds of a layout, on a device whose numbers are round: every part is the one that is computed by hand."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from scalelab.predict.devices import Accelerator
-from scalelab.predict.layout_cost import Efficiency, _Machine, local_parameters, pass_stage, time_step
+from scalelab.predict.layout_cost import Efficiency, StepCost, _Machine, local_parameters, pass_stage, time_step
 from scalelab.predict.layouts import Layout, PlannedJob
 from scalelab.predict.network_model import FsdpUnit, overlap_units
 from scalelab.predict.transformer_shape import Product, Transformer
@@ -240,10 +240,47 @@ def test_blocks_are_gathered_beside_the_compute_of_one_block_each():
     assert machine.exchange(layout, passage, (1000.0, 0.0), 3) == pytest.approx(3 * exposed)
 
 
+def test_deepspeed_gathers_matrix_by_matrix_beside_nothing():
+    """8 shards on two nodes of 4: per block two gathers and a scatter of four matrices, each around the whole ring."""
+    job = replace(JOB, global_batch=16, is_deepspeed=True)
+    shares = replace(IDEAL, link_latency=1.0, node_latency=100.0)
+    machine, layout = _Machine(job, shares), Layout(data=8, zero=3)
+    passage = pass_stage(job, layout, machine)
+    around = 2 * 100.0 + (7 - 4) * 1.0
+    latency = (4 * 1.0 + 2 * 100.0) / 2  # of the all-reduces whose halves are taken
+    sent = 500 * 2 * (3 / 4 / 1e4 + 1 / 2 / (0.18 * 4e3))
+    assert machine.exchange(layout, passage, (1000.0, 0.0), 2) == pytest.approx(
+        2 * 2 * 3 * (sent + latency + 4 * around)
+    )
+    gated = replace(job, model=replace(MODEL, is_gated=True), has_float32_gradients=True)
+    machine = _Machine(gated, shares)
+    assert machine.exchange(layout, passage, (1000.0, 0.0), 1) == pytest.approx(
+        2 * ((2 + 2) * sent + 3 * latency + 3 * 5 * around)
+    )
+
+
+def test_a_stage_of_deepspeeds_pipeline_stalls():
+    shares, layout = replace(IDEAL, node_latency=10.0), Layout(pipeline=2)
+    plain, stalled = (time_step(replace(JOB, is_deepspeed=known), layout, shares) for known in (None, True))
+    blocks = pass_stage(JOB, layout, _Machine(JOB, shares)).blocks
+    assert stalled.stage_sends - plain.stage_sends == pytest.approx(8 * 0.13 * blocks)
+    assert stalled.bubble - plain.bubble == pytest.approx(0.13 * blocks)
+    whole = [time_step(replace(JOB, is_deepspeed=known), Layout(), shares) for known in (None, True)]
+    assert whole[0] == whole[1]
+
+
 def test_two_ranks_are_enough_to_share_experts_or_a_sequence():
     shares = replace(IDEAL, link_latency=1.0)
     assert _Machine(MOE, shares).route_tokens(Layout(data=2, expert=2)) == pytest.approx(2 * 64 * (1 / 2) / 1e4 + 1.0)
     assert _Machine(JOB, shares).pass_keys(Layout(context=2)) == pytest.approx(2 * 2 * 8 * 2 / 1e4 + 1.0)
+
+
+def test_ranks_of_a_sequence_pass_the_keys_of_their_heads_inside_a_node_or_through_their_part_of_its_link():
+    machine = _Machine(JOB, replace(IDEAL, link_latency=1.0, node_latency=10.0))
+    keys = 2 * 4 * 8 * 2
+    near, far = Layout(tensor=2, context=2), Layout(tensor=2, context=4)  # on nodes of 4
+    assert machine.pass_keys(near) == pytest.approx(keys / 2 / 2 / 1e4 + 1.0)
+    assert machine.pass_keys(far) == pytest.approx(3 * (keys / 4 / 2 / (4e3 / 4) + 10.0))
 
 
 def test_replicas_that_fill_nodes_have_the_link_of_a_node_to_themselves():
@@ -251,3 +288,20 @@ def test_replicas_that_fill_nodes_have_the_link_of_a_node_to_themselves():
     assert machine.spread(Layout(data=8), 1000.0) == pytest.approx(2 * 3 / 4 * 1000 / 1e4 + 2 * 1 / 2 * 1000 / 4e3)
     half = machine.spread(Layout(tensor=2, data=4), 1000.0)  # two groups of a node share its link
     assert half == pytest.approx(2 * 1 / 2 * 1000 / 1e4 + 2 * 1 / 2 * 1000 / (4e3 / 2))
+
+
+def test_a_block_less_makes_room_for_what_the_logits_move_too():
+    job = replace(on(peaks={"bfloat16": ENDLESS}, memory_rate=1e3), model=replace(MODEL, num_layers=3, vocabulary=4096))
+    machine, layout = _Machine(job, IDEAL), Layout(pipeline=2)
+    passage = pass_stage(job, layout, machine)
+    even = pass_stage(replace(job, model=replace(job.model, num_layers=4)), layout, machine)
+    logits, both = 6 * 4 * 4096 * 4 / 1e3, even.seconds - even.blocks
+    spare = passage.blocks / 2 / both
+    assert 0 < spare < 1
+    assert passage.seconds == pytest.approx(passage.blocks / 2 + both)
+    assert passage.moves - even.moves == pytest.approx(-spare * logits)
+
+
+def test_a_step_is_the_sum_of_its_parts():
+    names = [one.name for one in fields(StepCost)]
+    assert StepCost(**{name: 2.0**place for place, name in enumerate(names)}).seconds == 2 ** len(names) - 1

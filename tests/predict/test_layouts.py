@@ -356,3 +356,30 @@ def test_words_leave_out_what_is_not_split():
         "tensor 2 with sequence parallelism · pipeline 2 × 3 rounds · context 2 · expert 2 · data 2 (ZeRO-3/FSDP) ·"
         " micro-batch 1 · no activation checkpointing"
     )
+
+
+@pytest.mark.parametrize(
+    ("job", "layout", "is_so"),
+    [
+        ({"is_deepspeed": True}, Layout(data=2, zero=3), True),
+        ({"is_deepspeed": True}, Layout(data=2, tensor=2, zero=3), True),
+        ({"is_deepspeed": True}, Layout(data=2, zero=2), False),
+        ({"is_deepspeed": True}, Layout(zero=3), False),
+        ({"is_deepspeed": True}, Layout(data=2, pipeline=2, zero=3), False),
+        ({"dtype": "float16", "has_fused_attention": False}, Layout(data=2, zero=3), True),
+        ({"dtype": "float16", "has_fused_attention": False}, Layout(data=2, tensor=2, zero=3), False),
+        ({"dtype": "float16", "has_fused_attention": False, "is_deepspeed": False}, Layout(data=2, zero=3), False),
+        ({"dtype": "float16"}, Layout(data=2, zero=3), False),
+        ({"has_fused_attention": False}, Layout(data=2, zero=3), False),
+    ],
+)
+def test_zero_3_is_deepspeeds_if_told_or_if_it_is_that_of_2021(job, layout, is_so):
+    assert replace(JOB, **job).gathers_matrices(layout) is is_so
+
+
+def test_attention_is_recomputed_by_itself_only_where_it_keeps_scores():
+    kinds = [
+        {layout.checkpointing for layout in list_layouts(replace(JOB, has_fused_attention=is_fused), 1)}
+        for is_fused in (True, False)
+    ]
+    assert kinds == [{"none", "selective", "full"}, {"none", "attention", "selective", "full"}]

@@ -1,5 +1,7 @@
 """What collectives cost, by ring and tree, on one level and on two."""
 
+from dataclasses import replace
+
 import pytest
 
 from scalelab.errors import UsageError
@@ -35,6 +37,16 @@ def test_gloo_goes_around_the_ring_and_scatters_by_reducing_all():
     assert gloo.cost("all_reduce", 8, 4) == pytest.approx(14 * 1e-5, rel=1e-3)
     assert gloo.cost("all_gather", 8, 4) == pytest.approx(7 * 1e-5, rel=1e-3)
     assert gloo.cost("reduce_scatter", 8, 1e8) == gloo.cost("all_reduce", 8, 1e8)
+
+
+def test_half_of_a_share_waits_in_an_all_gather_of_gloo():
+    free = LinkSpeed(latency_seconds=0.0, bytes_per_second=1e9)
+    gloo, nccl = NetworkModel(inside=free, is_gloo=True), NetworkModel(inside=free)
+    assert gloo.cost("all_gather", 2, 1e9) == pytest.approx(1.5 * nccl.cost("all_gather", 2, 1e9))
+    assert gloo.cost("all_gather", 4, 1e9) == pytest.approx(7 / 6 * nccl.cost("all_gather", 4, 1e9))
+    slow = replace(gloo, between=LinkSpeed(latency_seconds=0.0, bytes_per_second=1e8), ranks_per_node=2)
+    inside, between = 0.5, 5.0
+    assert slow.cost("all_gather", 4, 1e9) == pytest.approx(inside + between + 1.25)
 
 
 def test_hops_of_gloo_on_a_host_take_turns_where_cores_are_shared():
@@ -80,3 +92,12 @@ def test_what_two_ranks_take_more_is_the_core_time_of_their_bytes_up_to_the_link
     link = LinkSpeed(latency_seconds=0.1, bytes_per_second=500.0)
     found = share_cores(link, 2, 1.0, two_seconds, 1000.0)
     assert (found.byte_core_seconds, found.cores, found.inside) == (pytest.approx(per_byte), 2, link)
+
+
+@pytest.mark.parametrize(("num_ranks", "waiting"), [(2, 0.5 * 1000 / 2 / 1e3), (4, 0.5 * 1000 / 4 / 1e2)])
+def test_half_a_share_of_gloos_all_gather_waits_on_the_slowest_link(num_ranks, waiting):
+    """Two ranks are on one node, four on two."""
+    inside, between = (LinkSpeed(latency_seconds=0, bytes_per_second=rate) for rate in (1e3, 1e2))
+    plain = NetworkModel(inside=inside, between=between, ranks_per_node=2)
+    gathers = [network.cost("all_gather", num_ranks, 1000) for network in (plain, replace(plain, is_gloo=True))]
+    assert gathers[1] - gathers[0] == pytest.approx(waiting)

@@ -50,12 +50,6 @@ def test_the_first_gather_and_the_last_scatter_of_units_are_exposed():
     assert backward.seconds == pytest.approx(0.5 + 6 + 0.5)
 
 
-def test_without_prefetch_every_gather_is_exposed():
-    units = [FsdpUnit(1.0, 2.0, 1.0)] * 3
-    forward, _ = overlap_units(units, lambda _: 0.5, lambda _: 0.5, prefetch=False)
-    assert forward.seconds == pytest.approx(3 * 1.5)
-
-
 def test_parameters_that_stay_whole_are_not_gathered_again():
     units = [FsdpUnit(1.0, 2.0, 1.0)] * 3
     _, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.5, is_regathered=False)
@@ -80,9 +74,6 @@ def test_what_units_expose_is_what_they_take_longer_than_computing():
     forward, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.25)
     assert (forward.seconds, forward.communication_seconds, forward.exposed_seconds) == (2.5, 1.0, 0.5)
     assert (backward.seconds, backward.communication_seconds, backward.exposed_seconds) == (4.75, 1.5, 0.75)
-    forward, backward = overlap_units(units, lambda _: 0.5, lambda _: 0.25, prefetch=False)
-    assert (forward.seconds, forward.exposed_seconds) == (3.0, 1.0)
-    assert (backward.seconds, backward.exposed_seconds) == (5.5, 1.5)
 
 
 def test_contention_delays_what_is_left_of_backward_by_its_share():

@@ -1,14 +1,17 @@
 """Whole plans: ranked layouts, totals, sweeps, the linear rule beside them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from scalelab.analysis.estimate import enclose
 from scalelab.analysis.growth import SECONDS_PER_DAY
 from scalelab.errors import UsageError
 from scalelab.predict.devices import find_device
-from scalelab.predict.layout_cost import Efficiency
-from scalelab.predict.layouts import Asked, Layout, PlannedJob
+from scalelab.predict.layout_cost import Efficiency, time_step
+from scalelab.predict.layouts import Asked, Layout, PlannedJob, list_layouts
 from scalelab.predict.planning import (
     GOODPUT,
     SmallRun,
@@ -18,6 +21,7 @@ from scalelab.predict.planning import (
     is_checked,
     list_obstacles,
     make_plan,
+    rank_divisions,
     sum_training,
     sweep_devices,
 )
@@ -62,6 +66,52 @@ def test_gathers_over_more_replicas_than_were_checked_are_known_less_well():
     assert find_width(1024) > 1.3 * find_width(128)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(data=256, zero=3, checkpointing="full"), Layout(pipeline=4, data=64)],
+    ids=["ZeRO-3", "plain pipeline"],
+)
+def test_an_interval_reaches_up_to_deepspeed_until_the_software_is_known(layout):
+    unknown, by_torch, by_deepspeed = (
+        enclose_step(replace(JOB, is_deepspeed=known), layout, Efficiency()) for known in (None, False, True)
+    )
+    assert (unknown.value, unknown.low) == (by_torch.value, by_torch.low)
+    assert by_torch.high < by_deepspeed.high
+    assert unknown.high == by_deepspeed.high
+    assert by_deepspeed.value > by_torch.value
+
+
+def test_deepspeed_has_no_rounds_and_does_not_run_on_tpus():
+    rounds = Layout(pipeline=4, data=64, interleave=2)
+    known = replace(JOB, is_deepspeed=False)
+    assert enclose_step(JOB, rounds, Efficiency()) == enclose_step(known, rounds, Efficiency())
+    plain = replace(rounds, interleave=1)
+    pods = [replace(job, device=find_device("tpu-v5p")) for job in (JOB, known)]
+    assert enclose_step(pods[0], plain, Efficiency()) == enclose_step(pods[1], plain, Efficiency())
+
+
+def test_what_deepspeed_takes_scatters_more():
+    """As the rows that its numbers were found on do: here the remainder, and there the links, are all that varies."""
+    endless = replace(JOB.device, peaks={"bfloat16": 1e40}, memory_rate=1e40, link_rate=1e40)
+    job = replace(JOB, device=endless, is_deepspeed=True)
+    shares = Efficiency(launch_seconds=0.0, link_latency=0.0, node_latency=0.0)
+    gathered = enclose_step(job, Layout(data=64, zero=3), shares)
+    plain = enclose_step(replace(job, is_deepspeed=False), Layout(data=64, zero=0), shares)
+    widths = [np.log(step.high / step.low) / (2 * 1.2816) for step in (plain, gathered)]
+    assert widths == pytest.approx([np.hypot(0.30, 0.08), np.hypot(0.45, 0.08)], rel=0.15)
+    launches = replace(job, device=replace(endless, node_rate=1e40))
+    staged = [
+        enclose_step(
+            replace(launches, is_deepspeed=known),
+            Layout(pipeline=4, data=16),
+            Efficiency(link_latency=0.0, node_latency=0.0),
+        )
+        for known in (False, True)
+    ]
+    widths = [np.log(step.high / step.low) / (2 * 1.2816) for step in staged]
+    assert widths == pytest.approx([np.hypot(0.30, 0.08), np.hypot(0.30, 0.14)], rel=0.15)
+
+
 def test_totals_follow_from_the_step(plan):
     totals = sum_training(plan, 1e12)
     step = plan.best.step.value
@@ -71,6 +121,15 @@ def test_totals_follow_from_the_step(plan):
     assert totals.device_hours.value == pytest.approx(totals.days.value * 24 * 64)
     assert totals.kilowatt_hours is not None
     assert totals.kilowatt_hours.value == pytest.approx(totals.device_hours.value * 0.4)
+
+
+def test_a_run_whose_layout_was_searched_may_take_longer_than_the_fastest(plan):
+    searched = sum_training(plan, 1e12)
+    given = sum_training(replace(plan, num_fitting=1), 1e12)
+    assert (searched.days.value, searched.days.low) == (given.days.value, given.days.low)
+    assert searched.days.high == pytest.approx(1.36 * given.days.high)
+    assert given.days.high == pytest.approx(plan.best.step.high / 0.8 * given.num_steps / SECONDS_PER_DAY)
+    assert given.days.low == pytest.approx(plan.best.step.low / 0.97 * given.num_steps / SECONDS_PER_DAY)
 
 
 def test_what_is_unknown_of_a_device_stays_unknown(plan):
@@ -136,3 +195,60 @@ def test_usual_sizes_that_do_not_work_are_listed_with_the_reason():
 def test_a_rule_that_starts_from_nothing_is_refused():
     with pytest.raises(UsageError, match="--measured-rate must be"):
         SmallRun(tokens_per_second=0, num_parameters=1e8)
+
+
+def test_every_division_is_ranked_by_its_fastest_layout():
+    job, asked = replace(JOB, model=GPT2_SMALL, global_batch=16), Asked(micro_batch=None)
+    every = [
+        (time_step(job, layout, Efficiency()).seconds, (layout.tensor, layout.pipeline, layout.data, layout.zero))
+        for layout in list_layouts(job, 4, asked)
+    ]
+    found = rank_divisions(job, 4, asked, 1e15)
+    divisions = [(layout.tensor, layout.pipeline, layout.data, layout.zero) for layout in found]
+    fastest = {division: min(seconds for seconds, other in every if other == division) for _, division in every}
+    assert [time_step(job, layout, Efficiency()).seconds for layout in found] == sorted(fastest.values())
+    assert sorted(divisions) == sorted(fastest)
+    assert rank_divisions(job, 4, asked, 1.0) == []
+
+
+def test_the_least_sizes_that_do_not_work_are_listed_too():
+    job = replace(JOB, model=replace(GPT2_SMALL, num_heads=3, num_layers=1), global_batch=128)
+    sizes = (2, 4, 8, 16, 32, 64, 128)
+    assert set(list_obstacles(job, 128)) == {f"{name} {size}" for name in ("tensor", "pipeline") for size in sizes}
+    assert set(list_obstacles(job, 6)) == {"tensor 2", "pipeline 2"}
+
+
+def test_an_interval_is_that_of_200_draws_of_a_seed():
+    """Launches alone take time: they are drawn with 30 %, as the last of five shares, and a remainder of 8 %."""
+    endless = replace(JOB.device, peaks={"bfloat16": 1e40}, memory_rate=1e40, link_rate=1e40, node_rate=1e40)
+    job = replace(JOB, device=endless, is_deepspeed=False)
+    shares = Efficiency(link_latency=0.0, node_latency=0.0)
+    normal = np.random.default_rng(20190417).standard_normal((200, 6))
+    alone = time_step(job, Layout(data=64), shares).seconds
+    drawn = alone * np.exp(0.30 * normal[:, 4] + 0.08 * normal[:, 5])
+    found, expected = enclose_step(job, Layout(data=64), shares), enclose(alone, list(drawn))
+    assert (found.low, found.value, found.high) == pytest.approx((expected.low, expected.value, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("steps", "last"),
+    [
+        ({1: 12.0, 2: 8.0, 8: 3.2, 16: 2.2, 32: 1.0}, 8),  # gains of exactly half: 1.5 and 2.5, then less than 1.5
+        ({1: 12.0, 2: 8.1}, 1),
+        ({4: 1.0}, 4),
+        ({}, None),
+    ],
+)
+def test_a_size_pays_if_it_gains_half_of_what_it_adds(steps, last):
+    plans = [
+        SimpleNamespace(num_devices=count, best=SimpleNamespace(step=SimpleNamespace(value=seconds)))
+        for count, seconds in steps.items()
+    ]
+    assert find_last_paying(plans) == last
+
+
+def test_two_stages_are_a_pipeline():
+    assert is_checked(Layout(pipeline=2, data=256, zero=3))
+    staged = Layout(pipeline=2, data=32)
+    unknown, known = (enclose_step(replace(JOB, is_deepspeed=told), staged, Efficiency()) for told in (None, False))
+    assert unknown.high > known.high

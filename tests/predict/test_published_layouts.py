@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
+from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import Columns, read_table
+from scalelab.predict.table_file import find_time_unit, read_value, try_count
 
 
 class Layout(NamedTuple):
@@ -116,6 +118,52 @@ LAYOUTS = {
         "gpus,global batch,steps/s\n1,32,10\n2,64,9.5\n4,128,9\n", {1: 1, 2: 1.0526, 4: 1.1111}, "per rank"
     ),
     "decimal commas": Layout("GPUs;Zeit pro epoch (s)\n1;100,5\n2;55,2\n", {1: 1, 2: 1.0985}, "time"),
+    "times with units of their own": Layout(
+        "gpus,step time\n1,1.2 s\n2,620 ms\n4,330 ms ± 2\n", {1: 1, 2: 1.0333, 4: 1.1}, "time"
+    ),
+    "hours beside minutes and clocks": Layout(
+        "GPUs,training time\n8,12.5 h\n16,390 min\n32,3h 25m\n64,1:45:00\n",
+        {8: 1, 16: 1.04, 32: 1.0933, 64: 1.12},
+        "time",
+    ),
+    "thousands before a unit": Layout(
+        "GPUs,Throughput\n8,12.3k tok/s\n16,24000 tok/s\n32,46.1k tok/s\n", {8: 1, 16: 1.025, 32: 1.0672}, "total"
+    ),
+    "a rate per GPU in its cells": Layout(
+        "GPUs,Throughput\n8,3200 tok/s/GPU\n64,3100 tok/s/GPU\n", {8: 1, 64: 1.0323}, "per rank"
+    ),
+    "nodes times GPUs": Layout(
+        "Config,samples/s\n1x8,800\n2x8,1550\n4x8,3000\n", {8: 1, 16: 1.0323, 32: 1.0667}, "total"
+    ),
+    "systems that end in their count": Layout("System,img/s\nA100x1,100\nA100 x8,770\n", {1: 1, 8: 1.039}, "total"),
+    "an efficiency alone": Layout(
+        "GPUs,Scaling efficiency\n1,100%\n8,96%\n64,90%\n", {1: 1, 8: 1.0417, 64: 1.1111}, "per rank"
+    ),
+    "fewer passes on more ranks": Layout(
+        "GPUs,micro batch,grad acc,iteration time [s]\n8,4,32,12.0\n16,4,16,6.2\n32,4,8,3.3\n",
+        {8: 1, 16: 1.0333, 32: 1.1},
+        "time",
+    ),
+    "other marks between thousands": Layout(
+        "GPUs,img/s\n1,1'234\n2,2_400\n4,4’700\n", {1: 1, 2: 1.0283, 4: 1.0502}, "total"
+    ),
+    "measures in rows": Layout(
+        "GPUs,1,2,4\nimages/sec,100,190,360\nefficiency,100%,95%,90%\n", {1: 1, 2: 1.0526, 4: 1.1111}, "total"
+    ),
+    "device-hours": Layout("GPUs,GPU hours\n8,100\n16,104\n32,110\n", {8: 1, 16: 1.04, 32: 1.1}, "weak time"),
+    "device-hours beside time": Layout(
+        "GPUs,GPU-hours,Time (h)\n8,80,10\n16,83.2,5.2\n32,89.6,2.8\n", {8: 1, 16: 1.04, 32: 1.12}, "time"
+    ),
+    "one size split in two ways": Layout(
+        "TP,PP,GPUs,tokens/s\n1,1,8,800\n1,1,16,1570\n2,1,8,700\n2,1,16,1300\n", {8: 1, 16: 1.0191}, "total", 2
+    ),
+    "another split on every size": Layout(
+        "TP,GPUs,tokens/s\n1,8,800\n2,16,1500\n4,32,2800\n", {8: 1, 16: 1.0667, 32: 1.1429}, "total"
+    ),
+    "an ideal beside": Layout(
+        "GPUs,Ideal,Measured\n1,100,100\n2,200,190\n4,400,360\n", {1: 1, 2: 1.0526, 4: 1.1111}, "total"
+    ),
+    "a line of averages": Layout("GPUs,img/s\n1,100\n2,190\nAverage,145\n", {1: 1, 2: 1.0526}, "total"),
     "a speedup beside": Layout(
         "GPUs,Images/sec,Speedup,Efficiency\n1,300,1.0x,100%\n2,588,1.96x,98%\n", {1: 1, 2: 1.0204}, "total"
     ),
@@ -149,3 +197,60 @@ def test_the_answer_has_the_meaning_of_the_header(name: str, tmp_path: Path) -> 
     expected = {"total": 2.0, "per rank": 1.0, "time": 0.5, "weak time": 1.0}[layout.kind]
     assert value == pytest.approx(expected, rel=0.15)
     assert 0 < twice.throughput.low < twice.throughput.value < twice.throughput.high
+
+
+def test_times_of_mixed_units_are_in_seconds_and_all_need_one(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("gpus,step time\n1,1.2 s\n2,620 ms\n4,330 ms\n", encoding="utf-8")
+    series = read_table(path, Columns())[0].series
+    assert series.unit == "step time [s]"
+    assert [series.restore(size, series.throughput[size]) for size in (1, 2, 4)] == pytest.approx([1.2, 0.62, 0.33])
+    path.write_text("gpus,step time\n1,1200 ms\n2,620 ms\n", encoding="utf-8")
+    assert read_table(path, Columns())[0].series.unit == "step time"
+    path.write_text("gpus,step time\n1,1.2 s\n2,620 ms\n4,330\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"line 4: step time needs a unit as other rows have one, got 330"):
+        read_table(path, Columns())
+
+
+def test_sizes_that_are_nodes_leave_no_node(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("Nodes,samples/s\n1,800\n2,1550\n4,3000\n", encoding="utf-8")
+    assert read_table(path, Columns())[0].series.node_size == 1
+
+
+def test_excels_unicode_text_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    path.write_bytes("GPUs\timg/s\n1\t100\n2\t190\n".encode("utf-16"))
+    assert read_table(path, Columns())[0].series.throughput == {1: 100, 2: 190}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("620 ms", 1e-3), ("1.2 s", 1), ("1.2sec", 1), ("3 seconds", 1), ("7 us", 1e-6), ("7 µs", 1e-6), ("5 min", 60),
+        ("2 mins", 60), ("12.5 h", 3600), ("3 hrs", 3600), ("30 days", 86400), ("2 d", 86400), ("330 ms ± 2", 1e-3),
+        ("330 ± 2 ms", 1e-3), ("1,200 ms (3 runs)", 1e-3), ("3h 25m", 1), ("1:45:00", 1), ("12", None), ("12k", None),
+        ("300 img/s", None), ("5 m", None),
+    ],
+)  # fmt: skip
+def test_a_cell_may_say_its_unit_of_time(text: str, seconds: float | None) -> None:
+    assert find_time_unit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12.3k tok/s", 12300), ("1.5M tokens/s", 1.5e6), ("12.3k", 12300), ("2B", 2e9), ("1'234", 1234),
+        ("1_234.5", 1234.5), ("1 234 567", 1234567), ("12.3k GB", None), ("7B model", None),
+    ],
+)  # fmt: skip
+def test_a_cell_may_count_in_thousands(text: str, value: float | None) -> None:
+    assert read_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("A100x8", 8), ("A100 x 16", 16), ("x4", 4), ("2x8", 16), ("8x A100", 8), ("DGX", None), ("v3-8", None)],
+)
+def test_a_count_may_stand_before_or_behind(text: str, count: float | None) -> None:
+    assert try_count(text) == count

@@ -2,12 +2,27 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from scalelab.errors import TooNoisy, UsageError
 from scalelab.predict.network_model import Gradient, LinkSpeed, NetworkModel, fill_buckets
-from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
+from scalelab.predict.scaled_job import (
+    GROUPS,
+    Fitted,
+    InputErrors,
+    ScaledJob,
+    _draw,
+    _draw_table,
+    _find_crowding,
+    _find_factors,
+    _fit_pair,
+    predict_step,
+    scale_out,
+    settle_on_two,
+)
 from scalelab.predict.split_step import PerSampleCost, fit_line_by_batch
 from scalelab.predict.what_if import WhatIf, change_job, find_width, fit_need
 
@@ -236,3 +251,126 @@ def test_two_measured_batches_give_a_line_to_any_number():
     assert need is not None
     assert (need.largest_batch, need.find_bytes(3), need.find_bytes(8)) == (4, pytest.approx(12), pytest.approx(22))
     assert fit_need({}) is None
+
+
+def test_inputs_are_known_as_well_as_is_assumed_where_nothing_says_it():
+    assert InputErrors() == InputErrors(
+        compute=0.02, latency=0.2, bandwidth=0.1, contention=0.3, jitter=0.5, residual=0.5, pair=0.0, freedom={}
+    )
+    assert ScaledJob(phases={}, gradients=JOB.gradients, network=JOB.network).num_units == 12
+
+
+@pytest.mark.parametrize(("num_ranks", "beyond_two"), [(1, 0.0), (2, 0.0), (3, 1 / (2 * math.sqrt(math.pi)))])
+def test_ranks_wait_for_the_slowest_of_them(num_ranks, beyond_two):
+    """The largest of two normal numbers is 1/√π on average, of three 3/(2√π); two are in the residual."""
+    parts = predict_step(replace(PERFECT, jitter_ratio=0.1, accumulation=2), num_ranks, 8)
+    assert parts.straggler_seconds == pytest.approx(0.1 * (0.008 + 0.016) * beyond_two)
+
+
+@pytest.mark.parametrize(("batch", "passes"), [(2, 1), (8, 3), (9, 3), (10, 4)])
+def test_a_batch_beyond_a_pass_takes_more_passes_and_one_optimizer_step(batch, passes):
+    phases = {
+        "input": PerSampleCost(fixed=0.1),
+        "forward": PerSampleCost(fixed=1.0, per_sample=1.0),
+        "backward": PerSampleCost(fixed=2.0),
+        "optimizer": PerSampleCost(fixed=5.0),
+    }
+    parts = predict_step(replace(PERFECT, phases=phases, pass_samples=3.0), 1, batch)
+    assert (parts.input_seconds, parts.forward_seconds) == pytest.approx((0.1 * passes, passes + batch))
+    assert (parts.backward_seconds, parts.optimizer_seconds) == pytest.approx((2.0 * passes, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("is_weak", "batch", "step", "throughput", "speedup"),
+    [(False, 64, 0.1, 64 / 0.1, 0.202 / 0.1), (True, 8, 0.076, 4 * 8 / 0.076, 4 * 0.034 / 0.076)],
+    ids=["strong", "weak"],
+)
+def test_four_ranks_divide_a_batch_or_have_one_each(is_weak, batch, step, throughput, speedup):
+    """3 ms a sample, 10 ms of optimizer, and 42 ms that two ranks took beyond that."""
+    instant = NetworkModel(inside=LinkSpeed(latency_seconds=0, bytes_per_second=1e300))
+    exact = InputErrors(compute=0, latency=0, bandwidth=0, contention=0, jitter=0, residual=0)
+    job = replace(JOB, network=instant, residual_seconds=0.042, known=exact)
+    (found,) = scale_out(job, [4], batch=batch, is_weak=is_weak)
+    assert found.step.value == pytest.approx(step)
+    assert found.throughput.value == pytest.approx(throughput)
+    assert found.speedup.value == pytest.approx(speedup)
+    assert found.efficiency.value == pytest.approx(speedup / 4)
+    assert (found.speedup.low, found.speedup.high) == pytest.approx((speedup, speedup))
+
+
+LATE = replace(
+    JOB, phases={"backward": PerSampleCost(fixed=1.0)}, gradients=(Gradient(1.0, 0.25e9),),
+    network=NetworkModel(inside=LinkSpeed(latency_seconds=0, bytes_per_second=1e9)),
+)  # fmt: skip
+"""Backward of 1 s, then a message of 0.25 s."""
+BESIDE = replace(LATE, gradients=(Gradient(0.5, 0.25e9),))
+"""The same message halfway through: contention makes backward up to 0.25 s longer."""
+
+
+@pytest.mark.parametrize(
+    ("job", "measured", "fitted"),
+    [
+        (BESIDE, 1.1, Fitted(contention=0.4)),
+        (BESIDE, 1.25, Fitted(contention=1.0)),
+        (BESIDE, 1.5, Fitted(contention=1.0, residual_seconds=0.25)),
+        (LATE, 1.1, Fitted(link_factor=0.4)),
+        (LATE, 0.9, Fitted(link_factor=0.01, compute_factor=0.9 - 0.0025)),
+        (LATE, 0.005, Fitted(link_factor=0.01, compute_factor=0.01)),
+    ],
+)
+def test_two_ranks_show_contention_then_a_residual_or_a_faster_link_then_faster_compute(job, measured, fitted):
+    assert _fit_pair(job, measured, 8) == pytest.approx(fitted, abs=1e-5)
+
+
+def test_two_ranks_that_compute_in_less_than_half_of_the_time_are_too_noisy():
+    assert settle_on_two(LATE, 0.503, 8).compute_factor == pytest.approx(0.5005, abs=1e-5)
+    with pytest.raises(TooNoisy):
+        settle_on_two(LATE, 0.502, 8)
+
+
+def test_draws_never_change_and_are_students_where_launches_were_few():
+    table = _draw_table(math.inf)
+    assert table.shape == (400, 7)
+    assert list(table[3]) == list(np.random.default_rng((20190417, 3)).standard_normal(7))
+    cauchy = math.tan(math.pi * (NormalDist().cdf(table[3, 0]) - 0.5))  # Student's t of one degree
+    assert _draw_table(1.0)[3, 0] == pytest.approx(cauchy)
+
+
+def test_a_draw_scales_what_its_group_is_about():
+    network = NetworkModel(inside=SLOW, between=SLOW.scale(latency=2.0), byte_core_seconds=2.0)
+    job = replace(JOB, network=network, contention=0.5, jitter_ratio=0.3, residual_seconds=0.2)
+    drawn, standard = _draw(job, 5, GROUPS), dict(zip(GROUPS, _draw_table(math.inf)[5], strict=True))
+    factor = {group: math.exp(getattr(job.known, group) * standard[group]) for group in GROUPS}
+    link = {"latency": factor["latency"], "bandwidth": factor["bandwidth"]}
+    assert (drawn.network.inside, drawn.network.between) == (SLOW.scale(**link), network.between.scale(**link))
+    assert drawn.network.byte_core_seconds == pytest.approx(2.0 / factor["bandwidth"])
+    assert drawn.phases["forward"].per_sample == pytest.approx(0.001 * factor["compute"])
+    assert drawn.contention == pytest.approx(min(1.0, 0.5 * factor["contention"]))
+    assert (drawn.jitter_ratio, drawn.residual_seconds) == pytest.approx(
+        (0.3 * factor["jitter"], 0.2 * factor["residual"])
+    )
+    assert _draw(job, 5, ()) == job
+    assert _draw(replace(job, drawn_fits=(Fitted(),) * 5 + (Fitted(link_factor=0.5),)), 5, ("pair",)).link_factor == 0.5
+
+
+def test_no_draw_is_further_off_than_ten_thousand_times():
+    job = replace(JOB, known=InputErrors(compute=1e9))
+    found = {round(_find_factors(job, number, ("compute",))["compute"], 9) for number in range(8)}
+    assert found == {1e-4, 1e4}
+
+
+def test_ranks_wait_for_the_cores_of_their_node_but_not_in_a_bubble():
+    job = replace(JOB, core_seconds=0.01, network=NetworkModel(inside=SLOW, cores=2, ranks_per_node=6))
+    assert _find_crowding(job, 12, 0.0) == pytest.approx(0.02)  # 6 ranks on 2 cores wait twice their own time
+    assert _find_crowding(job, 4, 0.0) == pytest.approx(0.01)
+    assert _find_crowding(job, 12, 0.005) == pytest.approx(0.015)
+    assert (_find_crowding(job, 12, 0.05), _find_crowding(job, 1, 0.0)) == (0, 0)
+
+
+def test_a_drawn_step_of_two_ranks_is_fitted_again():
+    """1 s and 0.25 s of link: 1.1 s, known to 1 %, drawn a little longer or shorter."""
+    settled = settle_on_two(replace(LATE, known=replace(LATE.known, pair=0.01)), 1.1, 8)
+    standard = _draw_table(math.inf)[:4, GROUPS.index("pair")]
+    links = [(1.1 * math.exp(0.01 * number) - 1) / 0.25 for number in standard]
+    assert [fit.link_factor for fit in settled.drawn_fits[:4]] == pytest.approx(links, abs=1e-5)
+    assert len(settled.drawn_fits) == 400

@@ -1,13 +1,33 @@
 """Anybody's table as series."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
-from scalelab.predict.scaling_table import Columns, read_table
-from scalelab.predict.table_columns import choose_values, find_direction, leave_out_copies, make_long
+from scalelab.predict.scaling_table import (
+    Columns,
+    ScalingSeries,
+    _find_kind,
+    find_doubts,
+    find_growing_work,
+    is_flat,
+    read_table,
+)
+from scalelab.predict.table_columns import (
+    _are_proportional,
+    _has_own,
+    _round_off,
+    choose_values,
+    find_direction,
+    has_counts,
+    is_companion,
+    leave_out_copies,
+    make_long,
+    strip_count,
+)
 from scalelab.predict.table_file import read_tables, read_value, try_count
 
 
@@ -254,3 +274,156 @@ def test_a_missing_count_does_not_hide_the_column_of_ranks(write):
 )
 def test_nodes_times_devices_are_ranks(text: str, count: float | None) -> None:
     assert try_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({1: 10.0, 2: 10.0}, True),
+        ({2: 10.0, 3: 10.0}, False),  # less than twice the ranks
+        ({1: 10.0, 2: 10.0, 3: 10.0}, True),
+        ({1: 10.0, 2: 9.1}, True),
+        ({1: 10.0, 2: 9.0}, False),  # a tenth less
+        ({1: 10.0, 2: 8.0, 4: 10.0}, False),
+        ({1: 10.0, 2: 20.0, 4: 12.0}, True),
+        ({1: 1.0, 4: 1.99}, True),
+        ({1: 1.0, 4: 2.0}, False),  # the root of how the ranks grow
+        ({1: 10.0, 2: 20.0, 4: 25.0}, False),
+    ],
+)
+def test_numbers_are_flat_if_they_stay_over_twice_the_ranks(values, expected):
+    assert is_flat(values) is expected
+
+
+def make_rows(ranks=("1", "2", "4"), **columns):
+    return [
+        {"gpus": count, **{name.replace("_", " "): cells[place] for name, cells in columns.items()}}
+        for place, count in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "value", "work"),
+    [
+        ({"batch_per_gpu": ("32", "32", "32")}, "step time", 32.0),
+        ({"batch_per_gpu": ("32", "32", "16")}, "step time", None),
+        ({"batch_per_gpu": ("32", "32", "32")}, "total time", None),
+        ({"batch": ("32", "64", "128")}, "step time", 32.0),
+        ({"batch": ("32", "32", "32")}, "step time", None),
+        ({"batch": ("32", "64", "128"), "accum": ("4", "2", "1")}, "step time", None),
+        ({"batch": ("32", "64", "128"), "accum": ("2", "2", "2")}, "step time", 32.0),
+    ],
+)
+def test_work_grows_where_each_rank_keeps_its_batch(columns, value, work):
+    assert find_growing_work(make_rows(**columns), "gpus", value) == work
+
+
+def test_a_series_is_doubted_beyond_a_tenth_of_gain_or_all_of_the_peak():
+    series = ScalingSeries(label="job", throughput={1: 1.0, 2: 2.19})
+    assert find_doubts(series, {1: 1.0, 4: 1.35}) == []  # 4 ranks are not in it
+    (doubt,) = find_doubts(series, {2: 1.01})
+    assert (doubt.ranks, doubt.utilization) == (2, 1.01)
+    (jump,) = find_doubts(ScalingSeries(label="job", throughput={1: 1.0, 2: 2.22}))
+    assert (jump.ranks, jump.gain) == (2, pytest.approx(0.11))
+
+
+@pytest.mark.parametrize(("ranks", "is_doubted"), [((1, 2), True), ((4, 8), True), ((2, 3), False)])
+def test_a_throughput_looks_like_one_of_a_device_from_twice_the_ranks_on(ranks, is_doubted):
+    series = ScalingSeries(label="job", throughput=dict.fromkeys(ranks, 10.0))
+    assert series.looks_per_rank is is_doubted
+
+
+def test_the_tables_own_column_comes_back():
+    whole = ScalingSeries(label="job", throughput={2: 10.0})
+    assert whole.restore(4, 20.0) == 20.0
+    assert replace(whole, is_per_rank=True).restore(4, 20.0) == 20.0 / 4
+    assert replace(whole, is_time=True).restore(4, 20.0) == 1 / 20
+    assert replace(whole, is_time=True, work_per_rank=8.0).restore(4, 20.0) == 8 * 4 / 20
+    assert whole.throughput_at(6, 1.5) == 10 / 2 * 6 / 1.5
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "ends"), [("1.25", 1.25, (1.245, 1.255)), ("12", 12.0, (11.5, 12.5)), ("0", 0.0, (0.0, 0.5))]
+)
+def test_a_printed_number_may_be_half_a_digit_off(text, value, ends):
+    assert _round_off(text, value) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [("1050", True), ("1070", False), ("1000", True)], ids=["5 %", "7 %", "the same"]
+)
+def test_columns_in_proportion_within_six_percent_are_one(last, expected):
+    rows = [{"a": "1000", "b": text} for text in ("1000", "1000", last)]
+    assert _are_proportional(rows, "a", "b") is expected
+    assert _are_proportional([{"a": "1", "b": "0"}] * 3, "a", "b")  # half of the last digit may hide it
+
+
+def test_a_plain_name_is_the_value_only_among_throughputs():
+    rows = make_rows(value=("5", "9", "7"), **{"images/sec": ("100", "190", "360")})
+    assert choose_values(Path("table.csv"), rows, "gpus") == ["images/sec"]
+    rows = make_rows(throughput=("5", "9", "16"), **{"images/sec": ("100", "190", "270")})
+    assert choose_values(Path("table.csv"), rows, "gpus") == ["throughput"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"), [(("64k",) * 3, True), (("64k", "32k", "16k"), True), (("64k", "64k", "16k"), False)]
+)
+def test_texts_of_a_batch_belong_to_sizes_if_there_are_as_many_or_one(texts, expected):
+    assert _has_own(make_rows(batch=texts), "gpus", "batch") is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "expected"),
+    [
+        ("hidden", ("64", "64", "64"), True),
+        ("hidden", ("64", "128", "256"), True),
+        ("hidden", ("64", "64", "32"), False),
+        ("batch", ("64", "32", "16"), True),
+        ("batch", ("64", "128", "256"), True),
+        ("batch", ("64", "64", "32"), False),
+    ],
+)
+def test_a_number_that_stays_or_follows_from_the_ranks_is_a_companion(name, cells, expected):
+    assert is_companion(make_rows(**{name: cells}), "gpus", name) is expected
+    twice = make_rows(("1", "1", "2"), **{name: ("64", "32", "64")})
+    assert not is_companion(twice, "gpus", name)
+
+
+def test_only_the_first_column_may_have_no_name(write):
+    (table,) = read_tables(write(",gpus,img/s\na,1,100\n"))
+    assert table.rows == [{"column 1": "a", "gpus": "1", "img/s": "100"}]
+    with pytest.raises(UsageError, match="column names must be unique and not empty"):
+        read_tables(write("gpus,,img/s\n1,a,100\n"))
+
+
+def test_what_names_a_job_or_does_not_grow_is_no_measured_value():
+    rows = make_rows(params=("5", "9", "17"), result=("100", "190", "370"))
+    assert choose_values(Path("table.csv"), rows, "gpus") == ["result"]
+    with pytest.raises(UsageError, match="looks like the measured value"):
+        choose_values(Path("table.csv"), make_rows(relative=("1", "1", "1")), "gpus")
+    assert choose_values(Path("table.csv"), make_rows(relative=("1", "2", "4")), "gpus") == ["relative"]
+
+
+def test_rows_of_nothing_do_not_make_a_copy():
+    rows = [{"a": "100", "b": "900"}, {"a": "200", "b": "1800"}, {"a": "0", "b": "0"}]
+    assert not _are_proportional(rows, "a", "b")
+
+
+@pytest.mark.parametrize(("last", "is_doubted"), [(10.9, True), (11.1, False)])
+def test_a_throughput_looks_like_one_of_a_device_below_a_tenth_more(last, is_doubted):
+    assert ScalingSeries(label="job", throughput={1: 10.0, 2: last}).looks_per_rank is is_doubted
+
+
+def test_a_name_in_brackets_is_the_name_and_behind_one_it_is_not():
+    assert [strip_count(name) for name in ("GPUs (n)", "(gpus)", "#GPUs", "gpu")] == ["gpus", "gpus", "gpus", "gpu"]
+
+
+def test_a_plain_value_is_a_time_if_it_falls_and_that_is_said():
+    falls, notes = _find_kind(make_rows(value=("8", "4", "2")), ("gpus", "value"), None)
+    assert (falls, len(notes)) == (True, 1)
+    assert _find_kind(make_rows(throughput=("8", "4", "2")), ("gpus", "throughput"), None) == (False, [])
+
+
+def test_descriptions_have_counts_if_fewer_are_left_without_them():
+    assert has_counts(make_rows(device=("1x A100", "2x A100", "4x A100")), "device", "gpus")
+    assert not has_counts(make_rows(device=("a", "b", "c")), "device", "gpus")

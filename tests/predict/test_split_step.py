@@ -9,6 +9,7 @@ import pytest
 from scalelab.predict.network_model import SEND, Gradient, LinkSpeed, NetworkModel
 from scalelab.predict.scaled_job import ScaledJob, predict_step, scale_out, settle_on_two
 from scalelab.predict.split_step import (
+    MeshPass,
     PerSampleCost,
     Splitting,
     arrange,
@@ -16,6 +17,8 @@ from scalelab.predict.split_step import (
     count_micro_batches,
     count_reduced_bytes,
     find_slot_seconds,
+    shard_pass,
+    split_pass,
 )
 from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial
@@ -133,3 +136,66 @@ def test_ranks_that_share_samples_get_the_whole_batch(strategy: str, mesh: Mesh)
 def test_micro_batches_are_those_of_a_trial(batch: int, stages: int) -> None:
     trial = Trial(configuration="pp", workload="mlp", strategy="pp", num_ranks=stages, global_batch=batch)
     assert count_micro_batches(batch, stages, None) == trial.num_micro_batches
+
+
+def time_phases(batch: float) -> dict[str, float]:
+    return {"forward": batch, "backward": 2 * batch, "optimizer": 3.0}
+
+
+def cost_size(kind: str, members: int, size: float) -> float:
+    """Seconds as bytes, whoever sends them."""
+    assert kind in ("all_reduce", "all_gather", "reduce_scatter", "send")
+    assert members >= 1
+    return size
+
+
+SPLIT = Splitting(num_reductions=3, reduced_bytes=6.0, hop_bytes=5.0, slot_seconds=0.5)
+
+
+def test_a_pass_of_split_layers_and_stages_is_the_one_worked_out_by_hand() -> None:
+    """8 samples in 4 micro-batches of 2 on 2 × 2 ranks, each with a quarter of the compute.
+
+    Three reductions of 6 · 2 / 3 bytes for every micro-batch, half of the layers each: 4 · 3 · 4 / 2 = 24 s. A slot
+    takes (2 + 4 + 4 · 0.5 + 24) / 4 = 8 s, and one is empty. Five exchanges of 10 bytes, half beside each other.
+    """
+    found = split_pass(Mesh(tp=2, pp=2), 8, time_phases, SPLIT, cost_size, 0.5)
+    assert found == MeshPass(
+        forward=2.0, backward=4.0 + 2.0, optimizer=0.75, bubble=8.0, exposed=24.0 + 75.0, communication=24.0 + 75.0
+    )
+
+
+def test_one_rank_of_a_mesh_sends_nothing_and_waits_for_nothing() -> None:
+    found = split_pass(Mesh(fsdp=2), 8, time_phases, SPLIT, cost_size)
+    assert found == MeshPass(forward=8.0, backward=16.0, optimizer=3.0)
+    silent = split_pass(Mesh(tp=2), 8, time_phases, replace(SPLIT, num_reductions=0), cost_size)
+    assert (silent.exposed, silent.communication) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("is_regathered", "is_blocking", "exposed", "sent"),
+    [(True, False, 3.0 + 7.0, 14.0), (True, True, 14.0, 14.0), (False, False, 3.0 + 4.0, 10.0)],
+)
+def test_uneven_units_are_sent_beside_their_own_compute(
+    is_regathered: bool, is_blocking: bool, exposed: float, sent: float
+) -> None:
+    """Units of 1 and 3 bytes, 4 s forward and 8 s backward: 1 + 3 s and 6 + 2 s.
+
+    Forward gathers until 1, computes until 2, gathers until 4 and computes until 7: 3 s are exposed. Backward gathers
+    until 3, computes until 9 and 11, and scatters (1.5 times the bytes: half of them again between the two groups)
+    from 9 to 13.5 and to 15; without gathering, until 6 and 8, and from 6 to 10.5 and to 12.
+    """
+    found = MeshPass(forward=4.0, backward=8.0, optimizer=1.0, exposed=100.0, communication=200.0)
+    after = shard_pass(
+        Mesh(dp=2, fsdp=2), found, (1.0, 3.0), cost_size, is_regathered=is_regathered, is_blocking=is_blocking
+    )
+    assert after == replace(found, exposed=100.0 + exposed, communication=200.0 + sent)
+
+
+@pytest.mark.parametrize(
+    ("samples", "micro_batch", "count"),
+    [(8, None, 4), (4, None, 4), (6, None, 2), (2, None, 2), (1, None, 1), (8, 2, 4), (8, 16, 1)],
+)
+def test_two_stages_take_two_micro_batches_each_where_that_divides(
+    samples: int, micro_batch: int | None, count: float
+) -> None:
+    assert count_micro_batches(samples, 2, micro_batch) == count

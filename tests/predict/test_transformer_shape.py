@@ -95,3 +95,35 @@ def test_heads_must_divide_the_width():
         Transformer(num_layers=2, width=100, num_heads=3, vocabulary=10, sequence=8)
     with pytest.raises(UsageError, match=r"--kv-heads \(3\)"):
         replace(LLAMA3_8B, num_kv_heads=3)
+
+
+def test_a_shape_follows_from_the_parameters_by_hand():
+    """By the rule 1.7e9 parameters have (1.7e9 / (12 · 96²))^⅓ = 24.9 layers, and layers grow with the power 0.77/3.
+
+    0.9e9 have 21.1, so 22; their width solves 12 · 22 · d² + (51200 + 2048) · d = 0.9e9: 1748, so 14 heads of 128.
+    """
+    found = choose_shape(0.9e9)
+    assert (found.num_layers, found.width, found.num_heads) == (22, 14 * 128, 14)
+    assert (choose_shape(1.7e9).num_layers, found.vocabulary, found.sequence) == (24, 51_200, 2048)
+
+
+def test_a_table_of_tokens_leaves_a_quarter_of_the_parameters_to_the_blocks():
+    """1e9 parameters have 21.7 layers by the rule, so 22: √(1e9 / 4 / (12 · 22)) = 973, so 8 heads of 128."""
+    found = choose_shape(1e9, vocabulary=10_000_000)
+    assert (found.num_layers, found.width) == (22, 8 * 128)
+
+
+def test_two_experts_have_a_router_and_twice_the_layer():
+    one = Transformer(num_layers=2, width=8, num_heads=2, vocabulary=16, sequence=4)
+    two = replace(one, num_experts=2)
+    assert two.block_parameters - one.block_parameters == 8 * 2 + one.expert_parameters
+    assert (one.routed_parameters, two.routed_parameters) == (0, 2 * one.expert_parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"), [("none", 0), ("attention", 512), ("selective", 6144 // 2), ("full", 6144 + 512)]
+)
+def test_operations_are_three_forwards_and_what_is_recomputed(kind, again):
+    """A block's linear layers: 2 · 4 tokens · (8 · 24 + 8 · 8 + 2 · 8 · 32); attention 2 · 2 · 4 · 4 · 8."""
+    model = Transformer(num_layers=2, width=8, num_heads=2, vocabulary=16, sequence=4)
+    assert model.count_operations(1, kind) == 3 * (2 * (6144 + 512) + 1024) + 2 * again

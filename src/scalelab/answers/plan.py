@@ -124,7 +124,7 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
         question="Which layout is fastest, and how long would the training run take?",
         setting=f"{job.model.words} · {job.dtype} · {plan.num_devices} × {job.device.words} · batch {job.global_batch}",
         sections=tuple(sections),
-        findings=tuple(summarise(plan, totals, difference, sweep)),
+        findings=tuple(summarise(plan, totals, small, difference, sweep)),
         cautions=tuple(find_cautions(plan, totals)),
         environment=(("device", job.device.source),),
     )
@@ -288,7 +288,6 @@ def draw_times(table: Table) -> Chart:
     return plot_parts(
         title="Step breakdown",
         rows=[{"bar": "one step", "series": row[0].value, "seconds": row[1].value} for row in table.rows[:-1]],
-        name="",
         caption="The parts add up to the step of the fastest layout.",
     )
 
@@ -327,7 +326,7 @@ def describe_small(small: SmallRun) -> str:
 
 
 def summarise(
-    plan: TrainingPlan, totals: Totals, difference: LinearRuleGap, sweep: PlanSweep | None
+    plan: TrainingPlan, totals: Totals, small: SmallRun, difference: LinearRuleGap, sweep: PlanSweep | None
 ) -> Iterator[Finding]:
     """The training run, its step, whether more devices pay, and why the linear rule differs."""
     best, days = plan.best, totals.days
@@ -359,11 +358,11 @@ def summarise(
     linear = difference.linear
     yield LINEAR_RULE(
         "",
-        f"The linear rule gives {format_quantity('number', linear.days.value)} days on 1 device,"
-        f" {format_quantity('number', difference.ratio)} times the plan: the plan has"
-        f" {format_count(plan.num_devices, 'device')}, each with {difference.speed:.2g} times the operations/s of the"
-        " small model; counting attention and logits changes"
-        f" the work by {abs(1 / difference.operations - 1):.1%}.",
+        f"Scaling {format_quantity('number', small.tokens_per_second)} tokens/s of a model with"
+        f" {format_quantity('number', small.num_parameters)} parameters on 1 device by parameters alone (the linear"
+        f" rule) gives {format_quantity('number', linear.days.value)} days,"
+        f" {format_quantity('number', difference.ratio)} times the plan, whose devices each do"
+        f" {difference.speed:.2g} times the operations/s of that one.",
         days=linear.days,
         ratio=difference.ratio,
         speed=difference.speed,
@@ -384,8 +383,9 @@ def find_cautions(plan: TrainingPlan, totals: Totals) -> Iterator[Caution]:
         advice = "measure a model on it with `scalelab run throughput` and scale --device-peak accordingly"
         yield UNCALIBRATED(device.name, text, advice)
     if not is_checked(plan.best.layout):
-        text = f"ZeRO-3 was checked up to {CHECKED_SHARDS} replicas; DeepSpeed's on more took 1.4 to 4 times the plan"
-        advice = "pass the rate that an all-gather over all nodes gets (nccl-tests) as --node-link"
+        engine = "DeepSpeed" if plan.job.gathers_matrices(plan.best.layout) else "FSDP"
+        text = f"ZeRO-3 was checked up to {CHECKED_SHARDS} replicas; it is planned as {engine} runs it"
+        advice = "set --deepspeed True or False, and --node-link to what an all-gather over all nodes gets (nccl-tests)"
         yield UNCHECKED(plan.best.layout.words, text, advice)
     margin = max(0.0, 1 - plan.best.footprint.device_bytes / device.memory_bytes)
     if margin < 0.05:

@@ -26,7 +26,7 @@ from scalelab.predict.transformer_shape import (
     Transformer,
     choose_shape,
 )
-from scalelab.records.settings import MaybeInt
+from scalelab.records.settings import MaybeFloat, MaybeInt
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import to_builtins
 from scalelab.report.document import Document
@@ -35,7 +35,6 @@ from scalelab.units import parse_bytes
 Number = Annotated[str | None, tyro.conf.arg(metavar="NUMBER")]
 Bytes = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
 Rate = Annotated[str | None, tyro.conf.arg(metavar="RATE")]
-MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 DTypes = Literal["bfloat16", "float16", "float8", "tf32", "float32"]
 USUAL_BATCH_TOKENS = 2**22
 """Tokens per step, as usual for large models."""
@@ -76,7 +75,7 @@ class ModelFlags:
     experts: MaybeInt = None
     """Mixture of experts: feed-forward layers of a block. None: the model's, or one without a router."""
     experts_per_token: MaybeInt = None
-    """Experts that a token goes through. None: the model's, or 2."""
+    """Active experts per token. None: the model's, or 2."""
     shared_experts: MaybeInt = None
     """Feed-forward layers besides, for every token. None: the model's, or 0."""
 
@@ -137,13 +136,14 @@ class PlanFlags:
     devices: int = 8
     """Number of devices."""
     tokens: Number = None
-    """Training tokens, such as 10T. None: 20 per parameter that a token goes through."""
+    """Training tokens, such as 10T. None: 20 per active parameter."""
     global_batch: MaybeInt = None
     """Samples per step. None: about four million tokens."""
     dtype: DTypes = "bfloat16"
     """Data type of matrix products (float8: of linear layers); below 32 bits the optimizer keeps 32-bit copies."""
     sweep_devices: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="N…")] = None
-    """Also plan for these device counts and find where more stop paying; without numbers, 1/8 to 8 times --devices."""
+    """Also plan for these device counts and find where adding more stops paying off; without numbers, 1/8 to 8
+    times --devices."""
     measured_rate: float = 32582.4
     """Linear rule: tokens/s of a small model on one device."""
     measured_parameters: Annotated[str, tyro.conf.arg(metavar="NUMBER")] = "124439808"
@@ -160,8 +160,11 @@ class PlanFlags:
     """Reduce gradients beside backward, as DDP does."""
     overlap_tensor: bool = False
     """Overlap tensor-parallel communication with matrix products (async TP)."""
+    deepspeed: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
+    """Assume that DeepSpeed, as of 2021, runs pipelines and ZeRO-3, which is slower. None: only for ZeRO-3 in float16
+    with --unfused-attention and no tensor parallelism; elsewhere the intervals include it."""
     confirm: bool = False
-    """Run the best three layouts that fit on this machine as a layouts study, and show plan beside what it measures."""
+    """Run the best three layouts that fit on this machine as a layouts study, and compare plan and measurement."""
     runs_dir: RunsDir = RUNS_DIR
     what: ModelFlags = field(default_factory=ModelFlags)
     where: DeviceFlags = field(default_factory=DeviceFlags)
@@ -204,6 +207,7 @@ def make_document(wanted: PlanFlags) -> Document:
         has_float32_gradients=wanted.fp32_gradients,
         has_overlap=wanted.overlap_gradients,
         has_tensor_overlap=wanted.overlap_tensor,
+        is_deepspeed=wanted.deepspeed,
     )
     if wanted.tokens is None:
         tokens = float(USUAL_TOKENS_PER_PARAMETER * model.active_parameters)

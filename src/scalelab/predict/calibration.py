@@ -80,7 +80,9 @@ def calibrate(model: Transformer, rank: MeasuredRank, *, dtype: str, global_batc
         raise UsageError("one rank was not measured, which a calibrated plan needs: run it again with more --rounds")
     most, fewest = max(rank.steps), min(rank.steps)
     link = rank.link
-    job = PlannedJob(model=model, device=_describe(dtype, link), dtype=dtype, global_batch=global_batch)
+    job = PlannedJob(
+        model=model, device=_describe(dtype, link), dtype=dtype, global_batch=global_batch, is_deepspeed=False
+    )  # fmt: skip
     plain = Efficiency(
         gemm=1.0, tile=0.0, depth=0.0, memory=1.0, link=1.0, link_latency=link.latency_seconds, node=1.0,
         node_latency=link.latency_seconds, launch_seconds=0.0,

@@ -26,7 +26,8 @@ micro-batches exist all the time. In a pipeline the first stage holds as many mi
 more with rounds: Narayanan et al. 2021), the last stage one and the logits.
 
 State is 4 + 4 + 8 bytes per parameter in float32 with Adam; with 16 bits, 2 + 2 and 12 in the optimizer (Rajbhandari et
-al. 2020, section 3.1), or sharded (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. benchmarks/plan_memory.py
+al. 2020, section 3.1), or sharded (ZeRO-3) 4 + 4 + 8 with 16 bits where gathered. DeepSpeed keeps 16-bit gradients
+beside those of 32 bits, and gathers matrix by matrix. benchmarks/plan_memory.py
 compares all this with torch's own tracker. What an allocator reserves beyond that is `RESERVED_SHARE`.
 """
 
@@ -63,11 +64,15 @@ class Kernels:
     recomputes_pointwise: bool = False
     """Whether norms, gates and GELU are computed again in backward, as torch.compile does, so that only the inputs of
     norms and what products gave stay."""
+    reduces_in_place: bool = False
+    """Whether replicas reduce gradients where they lie (`gradient_as_bucket_view`, or Megatron's own buffers)."""
     gathers_matrices: bool = False
     """Whether ZeRO-3 gathers matrix by matrix and cuts each gradient at once, as DeepSpeed does, not block by block."""
 
 
-LEANEST = Kernels(keeps_logits=False, has_fused_loss=True, recomputes_pointwise=True, gathers_matrices=True)
+LEANEST = Kernels(
+    keeps_logits=False, has_fused_loss=True, recomputes_pointwise=True, reduces_in_place=True, gathers_matrices=True
+)
 """The least that a careful training loop needs."""
 
 
@@ -121,6 +126,8 @@ def _fill_stage(
     dense = (model.block_parameters - model.routed_parameters) / parts
     block = dense + routed
     states = _hold_states(job, layout, num_blocks * dense + rest, num_blocks * routed)
+    if kernels.reduces_in_place:
+        states["buckets"] = 0.0
     kept, whole = keep_block(job, layout, kernels)
     in_flight = _count_in_flight(job, layout, has_logits=has_logits)
     edges = _keep_edges(job, layout, kernels, has_embeddings=has_embeddings, has_logits=has_logits)
@@ -167,6 +174,8 @@ def _hold_states(job: PlannedJob, layout: Layout, dense: float, routed: float) -
         each = {"parameters": 4.0, "gradients": 4.0, "optimizer": 8.0}
     else:
         each = {"parameters": 2.0, "gradients": float(job.gradient_bytes), "optimizer": 12.0}
+        if job.is_deepspeed and job.has_float32_gradients:  # beside those of 16 bits that backward gives
+            each["gradients"] += job.item_bytes
     shards = {"optimizer": layout.zero >= 1, "gradients": layout.zero >= 2, "parameters": layout.zero >= 3}
     sharded = (dense + routed * layout.expert) / layout.num_shards
     held = {name: size * (sharded if shards[name] else dense + routed) for name, size in each.items()}
@@ -235,7 +244,7 @@ def gather_units(
     """
     if layout.zero < 2 or layout.num_shards < 2:
         return 0.0, 0.0
-    if layout.zero == 3 and kernels.gathers_matrices:
+    if layout.zero == 3 and (kernels.gathers_matrices or job.gathers_matrices(layout)):
         largest = job.model.width * max(job.model.inner, job.model.vocabulary) / layout.tensor
         return 2 * largest * job.item_bytes, largest * (2 * job.item_bytes + job.gradient_bytes)
     if layout.zero == 3 and layout.pipeline > 1:

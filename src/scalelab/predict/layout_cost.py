@@ -16,14 +16,17 @@
                       section 2.2); the last stage has the logits, and every boundary sends a micro-batch
     data parallel     gradients beside the last backward, with ZeRO parameters beside the first forward; ZeRO-3 without
                       a pipeline gathers and scatters every block beside its compute (`network_model.py`)
+    DeepSpeed         ZeRO-3 gathers and scatters matrix by matrix, each time around a ring of all ranks, with
+                      `DEEPSPEED_NODE` of the links and beside nothing; pipelines stall for `DEEPSPEED_STALL` of a stage
     optimizer         moves `OPTIMIZER_BYTES` per parameter that the rank updates
 
 The shares in `Efficiency` were fitted to A100s alone: products, memory, links between nodes and launches to the 41
 layouts of two models by VIA-Research/vTrain, links inside a node to its table of NCCL's all-reduce, fused attention to
 llm-foundry's rows for 40 GB devices. On another device, matrices must be larger by the ratio of the peaks to fill it,
 and `Accelerator.reach` says how much of its peak it holds. What torchtitan's table of December 2024 has for one model
-on 8 devices gave the numbers for 8-bit products and for operators that are not fused. benchmarks/plan.py lists which
-rows each number was found on, scores all others, and repeats the fits.
+on 8 devices gave the numbers for 8-bit products and for operators that are not fused. DeepSpeed's two come from one
+machine on which both Megatron-LM and DeepSpeed ran (bigscience, V100s, 2021). benchmarks/plan.py lists which rows each
+number was found on, scores all others, and repeats the fits.
 """
 
 from __future__ import annotations
@@ -52,6 +55,10 @@ FLOAT8_SHARE = 0.76
 """Of what 16-bit products get of their peak, 8-bit ones get of theirs: inputs are scaled and cast first."""
 TENSOR_EXPOSED = 0.5
 """Share of tensor-parallel communication that overlapping leaves exposed."""
+DEEPSPEED_NODE = 0.18
+"""Of what others get of the links between nodes, DeepSpeed's ZeRO-3 gets."""
+DEEPSPEED_STALL = 0.13
+"""How much longer a micro-batch takes on a stage of DeepSpeed's pipeline than on one of Megatron-LM's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +140,8 @@ def time_step(job: PlannedJob, layout: Layout, efficiency: Efficiency) -> StepCo
     passage = pass_stage(job, layout, device)
     count, stages = layout.count_micro_batches(job), layout.pipeline
     sends = device.send_stage(layout) if stages > 1 else 0.0
+    if stages > 1 and job.is_deepspeed:
+        sends += DEEPSPEED_STALL * passage.blocks
     dense, routed = local_parameters(job, layout)
     updated = (dense + routed * layout.expert) / layout.num_shards if layout.zero else dense + routed
     return StepCost(
@@ -154,10 +163,9 @@ def local_parameters(job: PlannedJob, layout: Layout) -> tuple[float, float]:
     model = job.model
     num_blocks = layout.count_blocks(model)
     blocks = num_blocks * (model.block_parameters - model.routed_parameters)
-    if layout.pipeline == 1:
-        rest = model.embedding_parameters + model.head_parameters
-    else:  # the first stage has the embeddings, the last the output, which is a copy of them where it is tied
-        rest = max(model.embedding_parameters, model.vocabulary * model.width)
+    rest = model.embedding_parameters
+    if layout.pipeline == 1:  # the last of several stages has the output instead, which is no larger
+        rest += model.head_parameters
     return (blocks + rest) / layout.tensor, num_blocks * model.routed_parameters / (layout.tensor * layout.expert)
 
 
@@ -195,7 +203,7 @@ def pass_stage(job: PlannedJob, layout: Layout, device: _Machine) -> _Passage:
         blocks=0.0,
     )
     whole, spare = passage.seconds, 0.0
-    if layout.pipeline > 1 and num_blocks > 1 and num_blocks * layout.pipeline > model.num_layers:
+    if num_blocks * layout.pipeline > model.num_layers:
         spare = min(1.0, whole / num_blocks / (head + logits))
     return replace(
         passage, products=passage.products + head * (1 - spare), moves=passage.moves + logits * (1 - spare),
@@ -343,14 +351,19 @@ class _Machine:
 
     def _stream_blocks(self, layout: Layout, passage: _Passage, parameters: tuple[float, float]) -> float:
         """ZeRO-3: what gathering and scattering every block leave exposed of one micro-batch."""
-        blocks = self.job.model.num_layers
+        job, blocks = self.job, self.job.model.num_layers
         each = (parameters[0] / blocks, parameters[1] / blocks)
         # Gathering and scattering know no tree: a ring goes once around all nodes, and through the devices of each.
         nodes = math.ceil(layout.num_shards * layout.tensor / self.per_node)
         around = nodes * self.between.latency_seconds + (layout.num_shards - 1) * self.inside.latency_seconds
         around -= min(layout.num_shards - 1, self.per_node) * self.inside.latency_seconds  # that `spread` has
-        gather = 0.5 * self.spread_parameters(layout, each, self.job.item_bytes) + around
-        scatter = 0.5 * self.spread_parameters(layout, each, self.job.gradient_bytes) + around
+        if job.gathers_matrices(layout):
+            slow, matrices = _Machine(job, self.share.scale(node=DEEPSPEED_NODE)), 3 + job.model.num_ups
+            sent = 2 * slow.spread_parameters(layout, each, job.item_bytes)
+            sent += slow.spread_parameters(layout, each, job.gradient_bytes)
+            return blocks * (0.5 * sent + 3 * matrices * around)
+        gather = 0.5 * self.spread_parameters(layout, each, job.item_bytes) + around
+        scatter = 0.5 * self.spread_parameters(layout, each, job.gradient_bytes) + around
         unit = FsdpUnit(passage.forward / blocks, (passage.seconds - passage.forward) / blocks, 1.0)
         parts = overlap_units([unit] * blocks, lambda _: gather, lambda _: scatter)
         return math.fsum(part.exposed_seconds for part in parts)

@@ -55,6 +55,9 @@ class PlannedJob:
     """Whether norms, activations and shortcuts are operators of their own, not fused by a compiler or by hand."""
     has_float32_gradients: bool = False
     """Whether 16-bit training keeps and reduces its gradients in 32 bits."""
+    is_deepspeed: bool | None = None
+    """Whether DeepSpeed runs pipelines and ZeRO-3, as it did in 2021. None: ZeRO-3 alone in float16 without fused
+    attention, which is how it was published."""
 
     @property
     def item_bytes(self) -> int:
@@ -70,6 +73,14 @@ class PlannedJob:
     def tokens(self) -> int:
         """Of a step."""
         return self.global_batch * self.model.sequence
+
+    def gathers_matrices(self, layout: Layout) -> bool:
+        """Whether ZeRO-3 gathers matrix by matrix, as DeepSpeed does, not block by block."""
+        if layout.zero < 3 or layout.pipeline > 1 or layout.num_shards < 2:
+            return False
+        if self.is_deepspeed is None:
+            return self.dtype == "float16" and not self.has_fused_attention and layout.tensor == 1
+        return self.is_deepspeed
 
 
 @dataclass(frozen=True, kw_only=True)

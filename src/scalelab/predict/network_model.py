@@ -8,7 +8,9 @@ The α–β cost of a collective on n ranks, for a ring and a tree, on one level
 
 S is the whole message, α the latency of one hop, 1/β the bandwidth of a link per direction. The cheaper of ring and
 tree counts, as NCCL chooses. gloo does not choose: torch has it run a ring whatever the message, its reduce-scatter is
-an all-reduce of which each rank keeps a part, and FSDP's calls block the host until they are done.
+an all-reduce of which each rank keeps a part, and FSDP's calls block the host until they are done. Its all-gather sends
+a rank's share in two halves and offers to send before it offers to receive (gloo/allgather.cc), so that one half waits
+for another: it takes S/(2n) · β longer.
 
 On two levels (k nodes of m ranks): reduce-scatter inside each node, all-reduce between nodes (each rank with 1/m of the
 message, all through the node's link), all-gather inside. If n ranks share c < n cores, as gloo's do on a laptop, a
@@ -93,7 +95,7 @@ class NetworkModel:
     cores: int | None = None
     """That the ranks of a node share; None: each has its own."""
     is_gloo: bool = False
-    """Rings only, reduce-scatters as all-reduces, and blocking calls of FSDP."""
+    """Rings only, all-gathers that wait for half a share, reduce-scatters as all-reduces, blocking calls of FSDP."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
@@ -115,7 +117,12 @@ class NetworkModel:
         else:
             inner = half * reduce(self.inside, per_node, payload_bytes)
             seconds = inner + half * reduce(self.between, num_nodes, payload_bytes)
+        if kind == "all_gather" and self.is_gloo:
+            seconds += 0.5 * payload_bytes / num_ranks / self._find_slowest(num_nodes).bytes_per_second
         return max(seconds, half * self._find_core_seconds(num_ranks, per_node, payload_bytes))
+
+    def _find_slowest(self, num_nodes: int) -> LinkSpeed:
+        return self.inside if num_nodes == 1 or self.between is None else self.between
 
     def crowd(self, num_ranks: int) -> NetworkModel:
         """The same with so many ranks on the job's nodes, of which all send at once."""
@@ -232,30 +239,27 @@ def overlap_buckets(
 
 
 def overlap_units(
-    units: Sequence[FsdpUnit], gather: Cost, scatter: Cost, *, is_regathered: bool = True, prefetch: bool = True
+    units: Sequence[FsdpUnit], gather: Cost, scatter: Cost, *, is_regathered: bool = True
 ) -> tuple[Overlapped, Overlapped]:
     """Forward and backward of FSDP; without `is_regathered` parameters stay whole after forward (SHARD_GRAD_OP)."""
-    forward = _pass_units([(u.forward_seconds, gather(u.payload_bytes), 0.0) for u in units], prefetch)
+    forward = _pass_units([(u.forward_seconds, gather(u.payload_bytes), 0.0) for u in units])
     backward = _pass_units(
         [
             (u.backward_seconds, gather(u.payload_bytes) if is_regathered else 0.0, scatter(u.payload_bytes))
             for u in reversed(units)
-        ],
-        prefetch,
+        ]
     )
     return forward, backward
 
 
-def _pass_units(steps: Sequence[tuple[float, float, float]], prefetch: bool) -> Overlapped:
+def _pass_units(steps: Sequence[tuple[float, float, float]]) -> Overlapped:
     """Units one after the other: gathered, computed, scattered; two queues, one computes and one sends."""
     begun = computed = sent = gradients = 0.0
     for compute, gather, scatter in steps:
-        # A unit that is gathered ahead is asked for when the one before begins, so before its gradients are sent.
-        if not prefetch and gradients:
-            sent = max(sent, computed) + gradients
-        gathered = max(sent, begun if prefetch else computed) + gather if gather else 0.0
+        # A unit is prefetched when the one before begins, so before that one's gradients are sent.
+        gathered = max(sent, begun) + gather if gather else 0.0
         sent = max(sent, gathered)
-        if prefetch and gradients:
+        if gradients:
             sent = max(sent, computed) + gradients
         begun = max(computed, gathered)
         computed = begun + compute

@@ -32,7 +32,10 @@ from typing import NamedTuple
 
 from scalelab.errors import UsageError
 from scalelab.predict.table_columns import (
+    BATCH_PATTERN,
+    DEVICE_TIME,
     FIXED_PATTERN,
+    NODE_NAMES,
     PER_RANK_PATTERN,
     PLAIN_NAMES,
     RATE_PATTERN,
@@ -45,16 +48,25 @@ from scalelab.predict.table_columns import (
     choose_ranks,
     choose_values,
     count_all_ranks,
-    describe_job,
     find_direction,
-    find_growing_work,
     find_node_size,
+    find_share,
     has_counts,
     is_measured,
     leave_out_count,
     make_long,
+    strip_count,
 )
-from scalelab.predict.table_file import RawTable, Row, is_missing, read_tables, read_value, try_count, try_number
+from scalelab.predict.table_file import (
+    RawTable,
+    Row,
+    find_time_unit,
+    is_missing,
+    read_tables,
+    read_value,
+    try_count,
+    try_number,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,14 +176,14 @@ def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> li
     values = [columns.value] if columns.value else choose_values(path, rows, ranks_name)
     by = columns.by if columns.by is not None else choose_descriptive(rows, ranks_name, {ranks_name, *values})
     counted = [name for name in by if has_counts(rows, name, ranks_name)]
+    if node_size is None and strip_count(ranks_name) in NODE_NAMES:
+        node_size = 1  # its ranks are nodes
     found = []
     for value_name in values:
         groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
         for number, row in enumerate(rows, start=2):
-            if is_missing(row[ranks_name]) or is_missing(row[value_name]):
-                continue  # an empty cell costs its row
-            if is_measured(rows, value_name) and not re.search(r"\d", row[value_name]):
-                continue  # a word in place of a number: the row failed
+            if not _has_result(row, ranks_name, value_name, is_measured=is_measured(rows, value_name)):
+                continue
             key = tuple(leave_out_count(row[name], row[ranks_name]) if name in counted else row[name] for name in by)
             groups.setdefault(key, []).append((number, row))
         varying = [name for index, name in enumerate(by) if len({key[index] for key in groups}) > 1]
@@ -186,6 +198,15 @@ def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> li
     return found
 
 
+def _has_result(row: Row, ranks_name: str, value_name: str, *, is_measured: bool) -> bool:
+    """Whether a row has a size and a value. An empty cell costs its row; so does a word for a number (it failed) or
+    for a size (a line of averages).
+    """
+    if is_missing(row[ranks_name]) or is_missing(row[value_name]) or not re.search(r"\d", row[ranks_name]):
+        return False
+    return not is_measured or bool(re.search(r"\d", row[value_name]))
+
+
 def _make_series(
     path: Path,
     members: Sequence[tuple[int, Row]],
@@ -197,9 +218,15 @@ def _make_series(
     ranks_name, value_name = names
     rows = [row for _, row in members]
     values: dict[int, list[float]] = {}
+    units = {row[value_name]: find_time_unit(row[value_name]) for row in rows}
+    is_mixed = len(set(units.values()) - {None}) > 1
     for number, row in members:
         where = f"{path}, line {number}"
         ranks, value = try_count(row[ranks_name]), read_value(row[value_name])
+        unit = units[row[value_name]] if is_mixed else 1.0
+        if unit is None:
+            raise UsageError(f"{where}: {value_name} needs a unit as other rows have one, got {row[value_name]}")
+        value = None if value is None else value * unit
         if ranks is None or ranks < 1 or ranks != int(ranks):
             raise UsageError(f"{where}: {ranks_name} must be an integer ≥ 1, got {row[ranks_name]}")
         if value is None:
@@ -211,7 +238,7 @@ def _make_series(
     is_time, notes = _find_kind(rows, names, is_said_time)
     is_per_rank = not is_time and _is_of_one_rank(rows, names, middle)
     work = _find_work(rows, names, middle) if is_time else None
-    if work is not None and find_growing_work(rows, *names) is None:
+    if work is not None and find_growing_work(rows, *names) is None and not DEVICE_TIME.search(value_name):
         notes.append("the time of a step does not fall with more ranks: read as weak scaling, where the batch grows")
     whole = {ranks: 1 / value if is_time else value for ranks, value in middle.items()}
     if is_per_rank or work is not None:
@@ -220,7 +247,7 @@ def _make_series(
         label=label,
         throughput=whole,
         is_time=is_time,
-        unit=value_name.strip(),
+        unit=f"{value_name.strip()} [s]" if is_mixed else value_name.strip(),
         is_per_rank=is_per_rank,
         work_per_rank=work,
     )
@@ -241,16 +268,40 @@ def _find_kind(rows: Sequence[Row], names: tuple[str, str], is_said: bool | None
 
 
 def _find_work(rows: Sequence[Row], names: tuple[str, str], times: Mapping[int, float]) -> float | None:
-    """The samples that a step of one rank takes, in weak scaling; None: the time of a fixed job."""
+    """The samples that a step of one rank takes, in weak scaling; None: the time of a fixed job.
+
+    The device-hours of a fixed job follow the same law: times the ranks, as a batch that grows.
+    """
+    if DEVICE_TIME.search(names[1]):
+        return 1.0
     if FIXED_PATTERN.search(names[1]) and not STEP_PATTERN.search(names[1]):
         return None
     work = find_growing_work(rows, *names)
     return 1.0 if work is None and STEP_PATTERN.search(names[1]) and is_flat(times) else work
 
 
+def find_growing_work(rows: Sequence[Row], ranks_name: str, value_name: str) -> float | None:
+    """Samples per rank and step, where the batch grows with the ranks, or one per device stays; None: one fixed job."""
+    passes = [name for name in rows[0] if re.search(r"accum|grad.*acc|\bga(s|cc)?\b", name, re.IGNORECASE)]
+    if any(len({row[name] for row in rows}) > 1 for name in passes):
+        return None  # a step of fewer passes on more ranks
+    for name in rows[0]:
+        if not BATCH_PATTERN.search(name) or name == value_name:
+            continue
+        batches = {batch for row in rows if (batch := try_number(row[name]))}
+        if PER_RANK_PATTERN.search(name) or re.search(r"micro|local|\bmbs\b", name, re.IGNORECASE):
+            if len(batches) == 1 and STEP_PATTERN.search(value_name):
+                return batches.pop()
+        elif (share := find_share(rows, ranks_name, name)) is not None:
+            return share
+    return None
+
+
 def _is_of_one_rank(rows: Sequence[Row], names: tuple[str, str], values: Mapping[int, float]) -> bool:
     ranks_name, value_name = names
     if re.search("efficien", value_name, re.IGNORECASE) or PER_RANK_PATTERN.search(value_name):
+        return True
+    if all(re.search(r"/ ?s.*/ ?(gpu|device|chip)", row[value_name], re.IGNORECASE) for row in rows):
         return True
     if STEP_RATE.search(value_name):
         return find_growing_work(rows, ranks_name, "step") is not None or is_flat(values)
@@ -314,3 +365,8 @@ def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Ite
         if ranks in series.throughput and share > 1:
             text = f"utilization on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
             yield SeriesDoubt(text, ranks, utilization=share)
+
+
+def describe_job(job: Mapping[str, str], varying: Sequence[str]) -> str:
+    named = (job[name] if try_number(job[name]) is None else f"{name} {job[name]}" for name in varying if job[name])
+    return ", ".join(named)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scalelab.errors import UsageError
@@ -21,21 +21,12 @@ RANK_NAMES = (
     *("ranks", "gpus", "devices", "world_size", "workers", "processes", "accelerators", "chips", "tpus", "cards"),
     *("ipus", "npus", "hpus", "xpus", "gcds", "dcus", "gaudis", "procs", "tasks", "replicas", "learners", "trainers"),
     *("nproc", "ntasks", "np", "world", "dp", "dp_size", "data_parallel_size", "data_parallel", "cores", "cpus"),
+    *("tpu_cores",),
 )
 NODE_NAMES = ("nodes", "machines", "hosts", "servers", "instances", "vms")
 SINGULAR = (
-    "gpu",
-    "device",
-    "rank",
-    "worker",
-    "chip",
-    "card",
-    "accelerator",
-    "process",
-    "n",
-    "p",
-    "hardware",
-    "platform",
+    *("gpu", "device", "rank", "worker", "chip", "card", "accelerator", "process", "n", "p", "hardware", "platform"),
+    *("count",),
 )
 RANK_PREFIXES = re.compile(r"^(number_of|num|nb|no_of|no|n|total|count_of|total_number_of|total_num)_(of_)?")
 COUNT_SUFFIX = re.compile(r"_(counts?|used|total|nums?|number)$")
@@ -66,12 +57,18 @@ PART_TIME = re.compile(
 RELATIVE_PATTERN = re.compile(r"speed-?[_ ]?up|efficien|scaling|\bratio|relative|normali[sz]ed", re.IGNORECASE)
 FIXED_PATTERN = re.compile(r"epoch|train|total|hour|hrs|days|_h$|min(ute)?s?\b|_min$", re.IGNORECASE)
 """Of times: a whole job, not a step."""
+DEVICE_TIME = re.compile(
+    r"(gpu|device|chip|node|core|tpu|accelerator|card)s?[ _*·-]*(h(ou)?rs?|h|days?)\b", re.IGNORECASE
+)
+"""Times the number of devices."""
 STEP_PATTERN = re.compile(r"step|iter|batch", re.IGNORECASE)
 STEP_RATE = re.compile(rf"(step|iter(ation)?|it|batch(es)?)s?[ _]*(/|per)[ _]*{SECOND}", re.IGNORECASE)
 SHARE_PATTERN = re.compile(r"mfu|hfu|pct_peak|percent_of_peak|utili[sz]ation", re.IGNORECASE)
 JOB_PATTERN = re.compile(
     r"batch|seq|length|hidden|layers|heads|width|depth|precision|bits|\bbs\b|\bbsz\b|\bmbs\b", re.IGNORECASE
 )
+SPLIT_PATTERN = re.compile(r"^(tp|pp|cp|ep|tensor|pipeline|context|expert|zero)([ _-]|$)", re.IGNORECASE)
+"""How a model is split: another job only where one size was run in several ways."""
 NAMED_JOB = re.compile(r"model|network|params|architecture|dataset|workload|backbone", re.IGNORECASE)
 WHOLE_PATTERN = re.compile(r"global|total|aggregate|accum|flops|effective", re.IGNORECASE)
 BATCH_PATTERN = re.compile(r"batch|\bbs\b|\bbsz\b|\bmbs\b|\bgbs\b", re.IGNORECASE)
@@ -91,7 +88,7 @@ OUTCOME = re.compile(
     r"|memory|vram|cost|overhead|accum|speed-?[_ ]?up|scaling|efficien",
     re.IGNORECASE,
 )
-"""What a job gave or follows from its size: never what tells jobs apart."""
+"""What a job gave or follows from its size: never what distinguishes jobs."""
 NEITHER = re.compile(
     r"mem|loss|acc|lr|param|batch|cost|price|power|watt|temp|util|size|steps|epochs?$|seed|vram|[mg]b\b|[mg]ib\b|flops?\b|score|map\b|bleu"
     r"|layers|hidden|heads|length|mfu|hfu|ratio|std|error|delta|overhead|accum|tp\b|pp\b|stage|rank|id\b|year|version",
@@ -119,6 +116,9 @@ def choose_ranks(path: Path, rows: Sequence[Row]) -> str:
     kinds.append([known for known in SINGULAR if known in plain and _has_counts(rows, plain[known], fewest=2)])
     kinds.append([known for known in (*NODE_NAMES, *RANK_NAMES) if known in plain])
     found = next((plain[known] for kind in kinds for known in kind), None)
+    if found is None:  # cells that count: 1x8, 2 nodes x 8 GPUs, A100x4
+        worded = [name for name in names if _has_counts(rows, name, fewest=2) and not _is_numeric(rows, name)]
+        found = worded[0] if len(worded) == 1 else None
     if found is None:
         raise UsageError(f"{path}: no column name looks like ranks ({', '.join(names)}): use --ranks-column NAME")
     return found
@@ -186,7 +186,7 @@ HEADER_COUNT = re.compile(
 
 
 def make_long(rows: Sequence[Row], heading: str) -> Sequence[Row]:
-    """A table whose headers are rank counts, with a row for each of them."""
+    """A table whose headers are rank counts, with a row for each of them; where its rows are measures, turned over."""
     counts: dict[str, int] = {}
     for name in rows[0]:
         if (found := HEADER_COUNT.fullmatch(name.strip())) and all(
@@ -196,6 +196,8 @@ def make_long(rows: Sequence[Row], heading: str) -> Sequence[Row]:
     if len(set(counts.values())) < 2 or len(set(counts.values())) < len(counts) or min(counts.values()) < 1:
         return rows
     kept = [name for name in rows[0] if name not in counts]
+    if len(kept) == 1 and all(_is_measure(row[kept[0]]) for row in rows):
+        return [{"ranks": str(count), **{row[kept[0]]: row[name] for row in rows}} for name, count in counts.items()]
     unit = next((text for text in (heading, *kept) if RATE_PATTERN.search(text) or TIME_PATTERN.search(text)), "value")
     unit = unit if unit not in kept else f"{unit} "
     return [
@@ -203,6 +205,10 @@ def make_long(rows: Sequence[Row], heading: str) -> Sequence[Row]:
         for row in rows
         for column, count in counts.items()
     ]
+
+
+def _is_measure(name: str) -> bool:
+    return any(pattern.search(name) for pattern in (RATE_PATTERN, TIME_PATTERN, RELATIVE_PATTERN, SHARE_PATTERN))
 
 
 def choose_values(path: Path, rows: Sequence[Row], ranks_name: str) -> list[str]:
@@ -217,9 +223,12 @@ def choose_values(path: Path, rows: Sequence[Row], ranks_name: str) -> list[str]
     whole = [name for name in rates if not PER_RANK_PATTERN.search(name)]
     times = [name for name in absolute if TIME_PATTERN.search(name) and not RATE_PATTERN.search(name)]
     times = [name for name in times if not PART_TIME.search(name)] or (times if len(times) == 1 else [])
+    times = [name for name in times if not DEVICE_TIME.search(name)] or times
     plain = [name for name in absolute if name.lower().strip() in PLAIN_NAMES]
     moving = [name for name in absolute if not NEITHER.search(name) and find_direction(rows, ranks_name, name)]
-    relative = [name for name in others if RELATIVE_PATTERN.search(name) and find_direction(rows, ranks_name, name) > 0]
+    moving = [name for name in moving if not OTHER_RATE.search(name)] or moving
+    relative = [name for name in others if RELATIVE_PATTERN.search(name)]
+    relative = [name for name in relative if "efficien" in name.lower() or find_direction(rows, ranks_name, name) > 0]
     flops = [name for name in absolute if re.search("flop", name, re.IGNORECASE)]
     exact = [name for name in plain if name in (whole or plain)]
     choices = exact if len(exact) == 1 else whole or plain or times or rates or moving or flops[:1] or relative[:1]
@@ -305,7 +314,8 @@ def choose_descriptive(rows: Sequence[Row], ranks_name: str, taken: Iterable[str
     jobs: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         jobs.setdefault(tuple(leave_out_count(row[name], row[ranks_name]) for name in texts), []).append(row)
-    own = [name for name in numbers if not all(is_companion(job, ranks_name, name) for job in jobs.values())]
+    own = [name for name in rows[0] if SPLIT_PATTERN.search(name) and _repeat_ways(jobs.values(), ranks_name, name)]
+    own += [name for name in numbers if not all(is_companion(job, ranks_name, name) for job in jobs.values())]
     return tuple(name for name in rows[0] if name in (*texts, *own))
 
 
@@ -321,6 +331,12 @@ def _repeat_sizes(rows: Sequence[Row], ranks_name: str, by: Sequence[str]) -> bo
     for row in rows:
         sizes.setdefault(tuple(leave_out_count(row[name], row[ranks_name]) for name in by), set()).add(row[ranks_name])
     return any(len(found) > 1 for found in sizes.values())
+
+
+def _repeat_ways(jobs: Iterable[Sequence[Row]], ranks_name: str, name: str) -> bool:
+    """Whether a job was run on one size with several of these numbers."""
+    pairs = [{(row[ranks_name], row[name]) for row in job} for job in jobs]
+    return any(len(found) > len({size for size, _ in found}) for found in pairs)
 
 
 def is_companion(rows: Sequence[Row], ranks_name: str, name: str) -> bool:
@@ -346,20 +362,6 @@ def _multiply(ranks: float, value: float) -> float:
     return value * ranks
 
 
-def find_growing_work(rows: Sequence[Row], ranks_name: str, value_name: str) -> float | None:
-    """Samples per rank and step, where the batch grows with the ranks, or one per device stays; None: one fixed job."""
-    for name in rows[0]:
-        if not BATCH_PATTERN.search(name) or name == value_name:
-            continue
-        batches = {batch for row in rows if (batch := try_number(row[name]))}
-        if PER_RANK_PATTERN.search(name) or re.search(r"micro|local|\bmbs\b", name, re.IGNORECASE):
-            if len(batches) == 1 and STEP_PATTERN.search(value_name):
-                return batches.pop()
-        elif (share := find_share(rows, ranks_name, name)) is not None:
-            return share
-    return None
-
-
 def find_share(rows: Sequence[Row], ranks_name: str, name: str) -> float | None:
     """What each rank has of a number that grows in proportion to the ranks; None: it does not."""
     pairs = [(try_count(row[ranks_name]), try_number(row[name])) for row in rows]
@@ -382,8 +384,3 @@ def has_counts(rows: Sequence[Row], name: str, ranks_name: str) -> bool:
 
 def _is_numeric(rows: Sequence[Row], name: str) -> bool:
     return all(try_number(row[name]) is not None for row in rows if not is_missing(row[name]))
-
-
-def describe_job(job: Mapping[str, str], varying: Sequence[str]) -> str:
-    named = (job[name] if try_number(job[name]) is None else f"{name} {job[name]}" for name in varying if job[name])
-    return ", ".join(named)

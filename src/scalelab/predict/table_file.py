@@ -6,11 +6,14 @@ begin with # are left out.
 
     1,234.5   1.2k   ~95   1234 ± 5   93.1%   1.96x   512 img/s   12.3 GB     numbers
     1:02:03   2h 5m   3 hrs 20 min                                           times, in seconds
-    8   8 GPUs   8x A100   2x8   2 nodes x 8   16 (2 nodes)   n2g8                  rank counts
+    8   8 GPUs   8x A100   A100 x8   2x8   2 nodes x 8   16 (2 nodes)   n2g8        rank counts
+
+Times of one column may have units of their own (1.2 s, 620 ms): they are read in seconds then.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
@@ -43,7 +46,9 @@ class RawTable:
 def read_tables(path: Path) -> list[RawTable]:
     """The tables of a file, in their order."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes()
+        is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # Excel's "Unicode text"
+        text = content.decode("utf-16" if is_wide else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(f"{path} cannot be read: {words}") from error
@@ -146,15 +151,16 @@ UNITS = re.compile(
     re.IGNORECASE,
 )
 NUMBER = re.compile(
-    r"[+-]?(\d{1,3}(,\d{3})+|\d{1,3}([ \u00a0\u202f]\d{3})+(?!\d)|\d+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE
+    r"[+-]?(\d{1,3}(,\d{3})+|\d{1,3}([ \u00a0\u202f'’_]\d{3})+(?!\d)|\d+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE
 )
 MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 
 def read_value(text: str) -> float | None:
-    """A measured number, perhaps in thousands (12.3k), or a time of several parts in seconds."""
+    """A measured number, perhaps in thousands (12.3k, 12.3k tok/s), or a time of several parts in seconds."""
     value = try_number(text)
-    if value is None and (multiple := re.fullmatch(r"(.*\d)\s*([kmbg])", text.strip(" ~*").lower())):
+    multiples = rf"(.*\d)\s*([kmbg])(\s*({WORK})\b.*)?"
+    if value is None and (multiple := re.fullmatch(multiples, text.strip(" ~*").lower())):
         found = try_number(multiple[1])
         value = None if found is None else found * MULTIPLES[multiple[2]]
     return value if value is not None else try_seconds(text)
@@ -168,7 +174,7 @@ def try_number(text: str) -> float | None:
     if not found or not re.search(r"\d", found.group()):
         return None
     rest = plain[found.end() :].strip()
-    value = float(re.sub(r"[ ,\u00a0\u202f]", "", found.group()))
+    value = float(re.sub(r"[ ,\u00a0\u202f'’_]", "", found.group()))
     if rest and not UNITS.fullmatch(rest):
         return None
     return value if math.isfinite(value) else None
@@ -185,6 +191,20 @@ def try_seconds(text: str) -> float | None:
     return sum(float(value) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[unit] for value, unit in parts)
 
 
+TIME_UNITS = {
+    r"(us|µs|microseconds?)": 1e-6, r"(ms|msecs?|milliseconds?)": 1e-3, r"s(ec(ond)?s?)?": 1.0, r"min(ute)?s?": 60.0,
+    r"h(r|rs|ours?)?": 3600.0, r"d(ays?)?": 86400.0,
+}  # fmt: skip
+
+
+def find_time_unit(text: str) -> float | None:
+    """The seconds that a cell's own unit stands for; a time of several parts is read in seconds. None: it has none."""
+    if try_number(text) is None and try_seconds(text) is not None:
+        return 1.0
+    unit = re.sub(r".*\d\.?|[\s*†‡]", "", re.sub(r"\s*(±|\+/-|\+-)\s*[\d.]+|[(\[].*[)\]]$", "", text.strip().lower()))
+    return next((seconds for pattern, seconds in TIME_UNITS.items() if re.fullmatch(pattern, unit)), None)
+
+
 COUNTED = r"(gpus?|ranks?|nodes?|devices?|chips?|workers?|cards?|process(es)?|machines?|hosts?|tpus?|cores?)?"
 
 
@@ -196,6 +216,6 @@ def try_count(text: str) -> float | None:
         return float(int(product[1]) * int(product[4]))
     if place := re.fullmatch(r"n(\d+)_?g(\d+)|(\d+)n_?(\d+)g", plain):
         return float(int(place[1] or place[3]) * int(place[2] or place[4]))
-    if single := re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({COUNTED}|[x×*].*|[a-z]+\d+\w*)", plain):
-        return float(single[1])
+    if single := re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({COUNTED}|[x×*].*|[a-z]+\d+\w*)|(?:[a-z].*)?[x×*]\s*(\d+)", plain):
+        return float(single[1] or single[5])
     return None

@@ -28,11 +28,11 @@ from scalelab.predict.split_step import (
     is_meshed,
 )
 from scalelab.predict.what_if import WIDTHS
-from scalelab.records.observations import GradientTimes, RankReport
+from scalelab.records.observations import GradientTimes
 from scalelab.records.settings import find_kind
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, group_arms, read_counted
 from scalelab.studies.shared.study import LINK
 from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import format_count
@@ -209,14 +209,9 @@ def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
     return found[0]
 
 
-def find_basis(arm: Arm) -> RankReport | None:
-    """Rank 0 in the round in which its messages were counted."""
-    return next((one.ranks[0] for one in arm.completed if one.ranks and one.ranks[0].message_basis is not None), None)
-
-
 def find_units(arm: Arm) -> tuple[float, ...]:
     """Bytes of every unit of a sharded model; empty where they were not counted."""
-    report = find_basis(arm)
+    report = read_counted(arm)
     if report is None or report.message_basis is None:
         return ()
     return tuple(float(size) for size in report.message_basis.unit_bytes if size)
@@ -224,7 +219,7 @@ def find_units(arm: Arm) -> tuple[float, ...]:
 
 def find_splitting(one: Arm, arm: Arm) -> Splitting:
     """What split layers and stages send, per sample; a reduce-scatter and an all-gather count as one all-reduce."""
-    report, trial = find_basis(arm), arm.trial
+    report, trial = read_counted(arm), arm.trial
     busy = [find_recorded_busy(found) for found in (one, arm)]
     is_known = trial.mesh.pp == trial.num_ranks and None not in busy
     if report is None or report.message_basis is None or not find_strategy(trial.strategy).splits_model:

@@ -89,7 +89,7 @@ def describe_prediction(found: MeasuredJob, steps: Sequence[ScaledStep], change:
     table, parts = make_step_table(found, steps, change), make_parts_table(steps)
     return Document(
         title="Prediction",
-        question="How fast would this job run on other rank counts?",
+        question="How fast would this job run at other rank counts?",
         setting=" · ".join([source, kind, found.job.strategy, batch, link, *change.changes]),
         sections=(
             Section(

@@ -56,7 +56,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
         cautions += warn_of_distance(series, max(one.ranks for one in extrapolated))
     return Document(
         title="Prediction",
-        question="How fast would these jobs run on other rank counts?",
+        question="How fast would these jobs run at other rank counts?",
         setting=f"{source} · {len(found)} series",
         sections=tuple(sections),
         findings=tuple(findings),
