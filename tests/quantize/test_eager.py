@@ -226,9 +226,12 @@ def test_images_of_another_size_are_refused_with_both_shapes():
 
 @pytest.fixture
 def fresh_probe():
-    eager_kernels.probe_kernels.cache_clear()
+    probes = (eager_kernels.probe_kernels, eager_kernels.sums_exactly)
+    for probe in probes:
+        probe.cache_clear()
     yield
-    eager_kernels.probe_kernels.cache_clear()
+    for probe in probes:
+        probe.cache_clear()
 
 
 def test_a_processor_without_vnni_is_remarked_on(monkeypatch, fresh_probe):
@@ -242,7 +245,30 @@ def test_a_build_without_the_kernels_says_what_to_do_instead(monkeypatch, fresh_
         make_eager(make_lenet())
 
 
-def test_sums_that_saturate_are_found_out(monkeypatch, fresh_probe):
+@pytest.mark.parametrize("make", [make_lenet, make_small_resnet, make_corners])
+def test_where_kernels_saturate_sums_are_exact_all_the_same(make, monkeypatch, fresh_probe):
     """As if products were added in 16 bits, as on x86 without VNNI."""
     monkeypatch.setattr(eager_kernels, "multiply_largest", lambda: 32 * 32767)
-    assert any("saturate" in remark for remark in eager_kernels.probe_kernels())
+    quantized = make()
+    images = draw(3, *quantized.input_shape, seed=1)
+    assert count_differences(quantized, images) == {}
+    module = make_eager(quantized)
+    assert torch.equal(module(images), simulate_eager(quantized, images)["logits"])
+    assert any("saturate" in remark for remark in module.remarks)
+
+
+def test_sums_beyond_float32_are_taken_in_float64(monkeypatch, fresh_probe):
+    """An odd sum above 2²⁴, which no float32 has, from 600 of the largest products and a 1."""
+    monkeypatch.setattr(eager_kernels, "multiply_largest", lambda: 32 * 32767)
+    weight = torch.full((1, 601), 127, dtype=torch.int8)
+    weight[0, -1] = 1
+    what = Layer(name="sum", op="linear", inputs=("input",), weight=weight.float())
+    layers = (
+        QuantizedLayer(layer=Layer(name="input", op="input"), output=Grid(scale=1.0, zero_point=0)),
+        QuantizedLayer(
+            layer=what, output=Grid(scale=1.0), weight=weight, weight_scale=torch.ones(1), is_unrounded=True
+        ),
+    )
+    module = make_eager(QuantizedNetwork(layers=layers, input_shape=(601,)))
+    assert f".to({eager_kernels.FLOAT64})" in module.text
+    assert module(torch.full((1, 601), 255.0)).item() == torch.tensor(600.0 * 255 * 127 + 255, dtype=torch.float32)

@@ -112,3 +112,6 @@ def test_rebinning_keeps_all_that_lies_inside() -> None:
 def test_rebinning_puts_zeros_where_zero_is() -> None:
     bins = count_values(torch.tensor([0.0] * 7 + [0.9])).list_bins()
     assert rebin(bins, np.array([0.0, 0.5, 1.0])).tolist() == [7.0, 1.0]
+    assert rebin(bins, np.array([-1.0, -0.5, 0.0])).tolist() == [0.0, 7.0], "a zero on the last edge is inside"
+    assert rebin(bins, np.array([0.5, 1.0])).tolist() == [1.0]
+    assert rebin(bins, np.array([-1.0, -0.5])).tolist() == [0.0]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from scalelab.errors import UnknownName
+from scalelab.quantize.eager_kernels import sums_exactly
+from scalelab.quantize.network import QuantizedNetwork
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.torch_engines import count_differences, list_engines, use_engine
 
@@ -17,12 +21,23 @@ def require_engine(name: str) -> None:
         pytest.skip(f"this torch has no engine {name}, only {', '.join(list_engines()) or 'none'}")
 
 
+def limit_weights(network: QuantizedNetwork) -> QuantizedNetwork:
+    """Weights of which two products with bytes fit in 16 bits, so that no kernel saturates."""
+    layers = (
+        layer if layer.weight is None else replace(layer, weight=layer.weight.clamp(-64, 64))
+        for layer in network.layers
+    )
+    return replace(network, layers=tuple(layers))
+
+
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("engine", ["qnnpack", "fbgemm"])
 def test_the_profile_of_an_engine_gives_the_integers_of_its_kernels(engine: str, per_channel: bool) -> None:
     require_engine(engine)
     for seed in SEEDS:
         network = make_network(seed, per_channel=per_channel, relu_zero_point=128 * (seed % 2), has_pools=False)
+        if engine == "fbgemm" and not sums_exactly():
+            network = limit_weights(network)
         differences = count_differences(network, make_images(seed, 8), engine)
         assert set(differences) == {"stem", "block.conv", "block.short", "hidden", "head"}
         assert not any(differences.values()), (seed, differences)

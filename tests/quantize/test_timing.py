@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from scalelab.quantize import sessions
@@ -31,6 +32,15 @@ def test_the_order_changes_from_round_to_round_and_is_that_of_the_seed() -> None
 
 def test_a_slow_call_is_timed_once_a_round() -> None:
     assert sessions._count_calls(lambda: torch.ones(500, 500) @ torch.ones(500, 500)) < sessions.MOST_CALLS
+
+
+@pytest.mark.parametrize(("once", "num_calls"), [(1e-6, 200), (1e-3, 10), (0.1, 1)])
+def test_a_timing_has_calls_for_ten_milliseconds_and_at_most_200(
+    monkeypatch: pytest.MonkeyPatch, once: float, num_calls: int
+) -> None:
+    times = iter([0.0, once])
+    monkeypatch.setattr(sessions, "perf_counter", lambda: next(times))
+    assert sessions._count_calls(lambda: None) == num_calls
 
 
 def test_threads_are_given_back() -> None:

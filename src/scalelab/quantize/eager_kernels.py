@@ -29,6 +29,9 @@ oneDNN rounds differently from onnxruntime (oneDNN 3.12, torch 2.13; tests check
 
 The bias is added after the factor, and the zero point before rounding: both decide ties and near ties. Without a bias
 and with zero point 0, as after a ReLU, the two runtimes agree.
+
+On x86 without VNNI these kernels add pairs of products in int16, which saturates. There convolutions and linear layers
+sum integers in floating point, which is exact below 2²⁴ in float32 and below 2⁵³ in float64, and round as above.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ import torch
 
 from scalelab.errors import ScalelabError
 from scalelab.quantize.network import HIGHEST, Grid, Layer, QuantizedLayer
-from scalelab.quantize.simulate import make_scalar
+from scalelab.quantize.simulate import bound_sum, make_channels, make_scalar
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
@@ -68,8 +71,10 @@ Shape = tuple[int, ...]
 """Without the batch."""
 Window = tuple[list[int], list[int], list[int], int]
 """Stride, padding, dilation and groups."""
-FLOAT32, UINT8 = 6, 0
+FLOAT64, FLOAT32, UINT8 = 7, 6, 0
 """torch's numbers for dtypes, as programs name them."""
+FLOAT32_EXACT = 2**24
+"""Integers below it are exact in float32, in any order of summation."""
 CHANNELS_LAST, PRESERVED = 2, 1
 """The same for memory formats."""
 NO_KERNELS = (
@@ -109,6 +114,8 @@ def write_conv(program: Program, layer: QuantizedLayer, source: Grid, shape: Sha
     """A convolution with bias and ReLU. `shape`: of its input."""
     assert layer.weight is not None
     multiplier = make_multiplier(layer, source)
+    if not sums_exactly():
+        return write_exact(program, layer, source, multiplier, images)
     parts = (layer.weight, multiplier, make_bias(layer, multiplier))
     return write_window(program, layer.layer, parts, (source, layer.output), shape, images)
 
@@ -135,6 +142,8 @@ def write_window(
 def write_linear(program: Program, layer: QuantizedLayer, source: Grid, _: Shape, rows: str) -> str:
     assert layer.weight is not None
     multiplier = make_multiplier(layer, source)
+    if not sums_exactly():
+        return write_exact(program, layer, source, multiplier, rows)
     packed = torch.ops.onednn.qlinear_prepack(layer.weight, None)
     result = f"0, {FLOAT32}" if layer.is_unrounded else f"{layer.output.zero_point}, {UINT8}"
     return program.write(
@@ -143,6 +152,29 @@ def write_linear(program: Program, layer: QuantizedLayer, source: Grid, _: Shape
         f" {program.keep(make_bias(layer, multiplier))}, 1.0, {result},"
         f' {name_relu(layer.layer)}, none, "")'
     )
+
+
+def write_exact(program: Program, layer: QuantizedLayer, source: Grid, multiplier: torch.Tensor, integers: str) -> str:
+    """A convolution or linear layer whose integers are summed in floating point, rounded as the int8 kernels do."""
+    assert layer.weight is not None
+    what, num_dims = layer.layer, layer.weight.dim()
+    number, dtype = (FLOAT32, torch.float32) if bound_sum(layer, source) < FLOAT32_EXACT else (FLOAT64, torch.float64)
+    parts = f"{integers}.to({number}) - {source.zero_point}, {program.keep(layer.weight.to(dtype))}"
+    if what.op == "linear":
+        sums = f"torch.ops.aten.linear({parts})"
+    else:
+        window = f"{list(what.stride)}, {list(what.padding)}, {list(what.dilation)}, {what.groups}"
+        sums = f"torch.ops.aten.conv2d({parts}, None, {window})"
+    steps = program.write(f"{sums}.to({FLOAT32}) * {program.keep(make_channels(multiplier, num_dims))}")
+    bias = make_bias(layer, multiplier)
+    if bias is not None:
+        steps = program.write(f"{steps} + {program.keep(make_channels(bias, num_dims))}")
+    if what.has_relu:
+        steps = program.write(f"torch.clamp_min({steps}, 0)")
+    if layer.is_unrounded:
+        return steps
+    rounded = program.write(f"torch.clamp(torch.round({steps} + {layer.output.zero_point}), 0, {HIGHEST}).to({UINT8})")
+    return program.write(f"{rounded}.contiguous({name_order(num_dims)})")
 
 
 def write_add(
@@ -214,8 +246,7 @@ def write_rounding(program: Program, grid: Grid, numbers: str, num_dims: int) ->
     low, high = -grid.zero_point, HIGHEST - grid.zero_point
     steps = f"torch.round(torch.clamp({numbers} / {program.keep(make_scalar(grid.scale))}, {low}, {high}))"
     integers = program.write(f"({steps} + {grid.zero_point}).to({UINT8})")
-    order = f"memory_format={CHANNELS_LAST}" if num_dims == 4 else ""
-    return program.write(f"{integers}.contiguous({order})")
+    return program.write(f"{integers}.contiguous({name_order(num_dims)})")
 
 
 def write_numbers(program: Program, grid: Grid, integers: str) -> str:
@@ -245,31 +276,39 @@ def name_window(window: Window) -> str:
     return ", ".join(str(part) for part in window)
 
 
+def name_order(num_dims: int) -> str:
+    """The memory format of the kernels, as an argument."""
+    return f"memory_format={CHANNELS_LAST}" if num_dims == 4 else ""
+
+
 def name_relu(layer: Layer) -> str:
     return '"relu"' if layer.has_relu else '"none"'
 
 
 @functools.cache
 def probe_kernels() -> tuple[str, ...]:
-    """Check that this torch and CPU have the kernels; returns remarks on what is slow or inexact."""
+    """Check that this torch and CPU have the kernels; returns remarks on what is slow."""
     if not hasattr(torch.ops.onednn, "qconv2d_pointwise") or not torch.backends.mkldnn.is_available():
         raise ScalelabError(NO_KERNELS)
     try:
-        largest = multiply_largest()
+        is_exact = sums_exactly()
     except RuntimeError as error:
         raise ScalelabError(f"{NO_KERNELS} ({str(error).splitlines()[0]})") from error
     remarks = []
     if not has_vnni():
+        remarks.append("this processor has no VNNI: int8 in torch gains little or nothing over float32")
+    if not is_exact:
         remarks.append(
-            "this processor has no VNNI: int8 in torch gains little or nothing over float32, and runs on kernels that"
-            " add in 16 bits"
-        )
-    if largest != 64 * 255 * 127:
-        remarks.append(
-            "int8 sums saturate at 16 bits on this processor, so results differ from the simulation: use the exported"
-            " int8.onnx with onnxruntime"
+            "torch's int8 sums saturate at 16 bits on this processor: convolutions and linear layers are summed in"
+            " floating point instead, which is exact but slower"
         )
     return tuple(remarks)
+
+
+@functools.cache
+def sums_exactly() -> bool:
+    """Whether torch's int8 kernels add products of bytes without saturating."""
+    return multiply_largest() == 64 * 255 * 127
 
 
 def multiply_largest() -> int:

@@ -244,12 +244,11 @@ def add_weight(parts: GraphParts, layer: QuantizedLayer) -> list[str]:
     assert layer.weight_scale is not None
     scales = shape_scales(layer.weight_scale)
     zeros = np.zeros(scales.shape, np.int8)
-    # onnxruntime rewrites scalars where VNNI is missing, and fails on one that two layers share.
-    zeros_name = f"zeros/{zeros.size}" if zeros.ndim else f"{layer.name}/wz"
     return [
         parts.add_constant(f"{layer.name}/w", layer.weight.numpy()),
         parts.add_constant(f"{layer.name}/ws", scales),
-        parts.add_constant(zeros_name, zeros),
+        # onnxruntime rewrites zero points where VNNI is missing, and fails on one that two layers share.
+        parts.add_constant(f"{layer.name}/wz", zeros),
     ]
 
 

@@ -104,7 +104,6 @@ class Choice:
     num_lost: int
     """Right predictions of float minus those left."""
     is_within: bool
-    num_tried: int
 
 
 def rank_by_noise(layers: Sequence[LayerReport]) -> list[str]:
@@ -117,22 +116,19 @@ def choose_float_layers(ranked: Sequence[str], correct_float: int, most_lost: fl
     """Keep layers until at most `most_lost` predictions are lost; give back those not needed."""
     kept: list[str] = []
     lost = correct_float - count_right(())
-    num_tried = 1
     for name in ranked:
         if lost <= most_lost:
             break
         kept.append(name)
         lost = correct_float - count_right(tuple(kept))
-        num_tried += 1
     if lost > most_lost:
-        return Choice(names=tuple(kept), num_lost=lost, is_within=False, num_tried=num_tried)
+        return Choice(names=tuple(kept), num_lost=lost, is_within=False)
     for name in kept[:-1]:
         fewer = [other for other in kept if other != name]
         left = correct_float - count_right(tuple(fewer))
-        num_tried += 1
         if left <= most_lost:
             kept, lost = fewer, left
-    return Choice(names=tuple(kept), num_lost=lost, is_within=True, num_tried=num_tried)
+    return Choice(names=tuple(kept), num_lost=lost, is_within=True)
 
 
 @dataclass(frozen=True, kw_only=True)

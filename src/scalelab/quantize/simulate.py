@@ -24,9 +24,10 @@ Fused multiply-adds are computed in float64 and rounded once more: a byte times 
 sum is exact where its terms lie within 2²⁰ of each other.
 
 Limits: x86 with FMA. On ARM, onnxruntime adds with fixed-point multipliers. Without VNNI, uint8 × int8 kernels add
-pairs of products in int16, which saturates: sessions ask onnxruntime for its slower exact kernels, torch has none. Of
-qnnpack and fbgemm only convolutions and linear layers are compared; qnnpack's own addition is in fixed point. A layer
-kept in float is computed by torch, so behind it a kernel may differ by a tie.
+pairs of products in int16, which saturates: sessions ask onnxruntime for its slower exact kernels, the eager runtime
+sums in floating point, fbgemm saturates. Of qnnpack and fbgemm only convolutions and linear layers are compared;
+qnnpack's own addition is in fixed point. A layer kept in float is computed by torch, so behind it a kernel may differ
+by a tie.
 
 Sources: onnxruntime `core/mlas/lib` (`quantize.cpp`, `qlgavgpool.cpp`, `intrinsics/avx2/qladd_avx2.cpp`) and
 `contrib_ops/cpu/quantization/qlinear_pool.cc`; FBGEMM's `requantizeOutputProcessingAvx2`; torch's `qnnpack_utils.h`.

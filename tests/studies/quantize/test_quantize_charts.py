@@ -67,8 +67,8 @@ def test_every_figure_is_drawn() -> None:
     charts = list_charts(make_record())
     assert list(charts) == [
         "Accuracy by stage", "Change against float", "Latency by runtime and batch", "Size of the stored models",
-        "Noise in the logits by layer", "Signal over quantization noise by layer", "conv0: weights", "conv0: results",
-        "conv1: weights", "conv1: results",
+        "Noise in the logits by layer", "Signal over quantization noise by layer", "conv0: weights",
+        "conv0: activations", "conv1: weights", "conv1: activations",
     ]  # fmt: skip
     for chart in charts.values():
         assert "<svg" in draw(chart)
@@ -91,14 +91,14 @@ def test_chosen_range_and_three_deviations_are_drawn_into_a_histogram() -> None:
 
 
 def test_results_before_and_after_are_two_series() -> None:
-    chart = list_charts(make_record())["conv0: results"]
+    chart = list_charts(make_record())["conv0: activations"]
     assert {value["series"] for value in list_values(chart, "bar")} == {"before ReLU", "after ReLU"}
 
 
 def test_results_without_relu_are_one_series() -> None:
     linear = tuple(replace(one, least=-4.0) for one in make_record().histograms)
-    chart = list_charts(make_record(histograms=linear))["conv0: results"]
-    assert {value["series"] for value in list_values(chart, "bar")} == {"results"}
+    chart = list_charts(make_record(histograms=linear))["conv0: activations"]
+    assert {value["series"] for value in list_values(chart, "bar")} == {"activations"}
 
 
 def test_of_many_layers_the_worst_are_drawn_in_their_order() -> None:

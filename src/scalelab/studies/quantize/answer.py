@@ -20,7 +20,6 @@ from scalelab.analysis.paired import PairedCounts, count_pairs, estimate_paired_
 from scalelab.analysis.stats import estimate_median, estimate_ratio
 from scalelab.records.quantized import LayerReport, Quantized, Stage, Timing
 
-FLOAT = "float"
 OUTLIER = 3.0
 """A weight this many times the next of its channel is unusual in a trained layer: 1.1 to 1.5 is normal."""
 INT8, MIXED, RUNTIME, EAGER = "int8", "mixed", "onnxruntime", "eager"

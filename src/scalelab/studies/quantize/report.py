@@ -38,7 +38,7 @@ MOST_LAYERS = 24
 MOST_HISTOGRAMS = 6
 ROUNDS = "Lines at the points are 95 % intervals over rounds of one process, on one thread."
 KIND_WORDS = {"before": "before ReLU", "after": "after ReLU"}
-RESULTS = "results"
+RESULTS = "activations"
 """A layer's output where nothing is known before its ReLU, or it has none."""
 
 
@@ -297,7 +297,7 @@ def draw_layer(
             charts.append(
                 plot_histogram(
                     title=f"{name}: {what}",
-                    axis_title="weight" if what == "weights" else "result",
+                    axis_title=what.removesuffix("s"),
                     bins={
                         word: HistogramBins(low=one.low, high=one.high, counts=one.counts)
                         for word, one in group.items()
@@ -325,4 +325,4 @@ def _describe_range(histogram: Histogram, word: str, *, is_log: bool) -> str:
     of = f" {word}" if word in KIND_WORDS.values() else f" of the {word}"
     if histogram.chosen_low is None and histogram.chosen_high is None:
         return f"{axis}; dashed: mean ± 3 standard deviations{of}. It is not quantized: no range."
-    return f"{axis}; solid lines: the chosen range{of}; dashed: mean ± 3 standard deviations."
+    return f"{axis}; solid lines: the chosen range{of}; dashed: mean ± 3 standard deviations{of}."

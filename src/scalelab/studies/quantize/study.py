@@ -52,7 +52,7 @@ class QuantizeStudy(Study):
     quick_cost: ClassVar[str] = "the ranking of the layers is coarse"
 
     epochs: MaybeInt = None
-    """Epochs of training before. 0: quantize the model as build() returns it. None: 10, or 0 with --weights."""
+    """Epochs to train before quantizing. 0: quantize the model as build() returns it. None: 10, or 0 with --weights."""
     global_batch: int = 32
     """Samples per training step."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
@@ -61,7 +61,7 @@ class QuantizeStudy(Study):
     """How the range of every layer's output is chosen: the largest value seen, a number of deviations, a percentile,
     least squared error, least entropy; lab: the chained scales of the laboratory, without a zero point."""
     samples: int = 512
-    """Training samples that ranges are chosen from."""
+    """Training samples to calibrate on."""
     per_tensor: bool = False
     """One scale for all weights of a layer instead of one per output channel."""
     round_logits: bool = False
@@ -71,7 +71,7 @@ class QuantizeStudy(Study):
     mixed: MaybeFloat = None
     """Keep the worst layers in float until at most this many points of accuracy are lost, for example 0.2."""
     tested: MaybeInt = None
-    """Test samples for trying every layer alone. None: as many as take about a minute."""
+    """Test samples for quantizing each layer alone. None: as many as take about a minute."""
     lab_peak: int = 127
     """Only with --calibration lab: what the largest activation becomes, 127, or 255 as published, which saturates."""
     lab_bias: LabBias = "scaled"
