@@ -43,7 +43,7 @@ import json, sys
 from pathlib import Path
 from scalelab import Job, Sampling, StrongScaling
 from scalelab.records.files import write_trial
-from scalelab.runs.launching import choose_launcher
+from scalelab.launch.launcher import choose_launcher
 job = Job(workload="mlp", options={"dim": 32, "depth": 2}, threads_per_rank=1, launcher="flux")
 study = StrongScaling(job=job, ranks=(2,), global_batch=8, sampling=Sampling(rounds=1, steps=4))
 trial = next(trial for trial in study.plan() if trial.num_ranks == 2)

@@ -27,7 +27,7 @@ LAUNCH = """
 import json, os, sys
 from pathlib import Path
 from scalelab.launch.stepped import LaunchStep, StepLauncher
-from scalelab.launch.ranks.allocation import find_allocation
+from scalelab.records.launchers import find_allocation
 from scalelab.records.files import read_trial
 directory, step = Path(sys.argv[1]), json.loads(sys.argv[2])
 launcher = StepLauncher(LaunchStep(**step, allocation=find_allocation(os.environ)))

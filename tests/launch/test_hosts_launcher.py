@@ -16,13 +16,13 @@ import pytest
 
 from scalelab.errors import LaunchFailed
 from scalelab.launch.hosts import HostsLauncher
+from scalelab.launch.launcher import choose_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.namespaces import list_namespaces, list_pids
 from scalelab.launch.utilization import OTHERS
 from scalelab.records.files import write_trial
 from scalelab.records.tasks import Exchange
 from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult
-from scalelab.runs.launching import choose_launcher
 from scalelab.studies.shared.job import Job
 from tests.launch.ranks.emulation import needs_hosts
 from tests.worker.trials import make_trial, write_step_workload

@@ -29,7 +29,8 @@ from scalelab.records.observations import RankReport
 from scalelab.records.samples import render_samples
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, StepKind, StepSample
-from scalelab.runs.experiment import execute_run, ignore_event, read_results
+from scalelab.runs.experiment import execute_run, read_results
+from scalelab.runs.scheduler import ignore_event
 from scalelab.studies.catalogue import derive_document, read_study
 from tests.records import make_record, make_store
 

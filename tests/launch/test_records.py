@@ -9,8 +9,10 @@ from typing import get_args
 
 import pytest
 
+from scalelab.errors import UsageError
 from scalelab.launch.starters import RankSpread, StepCommand
 from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, STARTERS, LauncherName, find_batch, load
+from scalelab.studies.shared.job import Job
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/clusters.md").read_text(encoding="utf-8")
 SPREAD = RankSpread(num_ranks=4, num_nodes=2, ranks_per_node=2)
@@ -19,6 +21,13 @@ SPREAD = RankSpread(num_ranks=4, num_nodes=2, ranks_per_node=2)
 def test_every_name_has_a_record_and_every_record_a_name() -> None:
     assert tuple(LAUNCHERS) == get_args(LauncherName)
     assert [name for name, record in LAUNCHERS.items() if record.batch] == list(SCHEDULERS)
+
+
+def test_an_mpiexec_is_for_launchers_that_start_by_one() -> None:
+    assert {name for name, record in LAUNCHERS.items() if record.takes_mpiexec} == {"torchrun", "mpi", "pbs"}
+    assert Job(workload="mlp", launcher="torchrun", mpiexec="mpirun").mpiexec == "mpirun"
+    with pytest.raises(UsageError, match="--mpiexec mpirun needs --launcher mpi: add it"):
+        Job(workload="mlp", mpiexec="mpirun")
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from scalelab.errors import LaunchFailed
-from scalelab.launch.ranks.allocation import Allocation
 from scalelab.launch.starters import (
     TORCHRUN_PORTS,
     RankSpread,
@@ -24,7 +23,7 @@ from scalelab.launch.starters import (
     tell_kind,
 )
 from scalelab.launch.stepped import LaunchStep
-from scalelab.records.launchers import MPI, STARTERS, load
+from scalelab.records.launchers import MPI, STARTERS, Allocation, load
 from tests.worker.trials import make_trial
 
 TWO_BY_FOUR = RankSpread(num_ranks=8, num_nodes=2, ranks_per_node=4, cores_per_rank=16, cores_per_node=64)
@@ -180,6 +179,14 @@ def test_a_program_that_is_not_there_is_named() -> None:
         find_program("mpiexec", "--mpiexec", "/nowhere/mpiexec")
     with pytest.raises(LaunchFailed, match=r"jsrun-of-none is not on PATH: load the module that provides it$"):
         find_program("jsrun-of-none")
+
+
+def test_a_command_that_pip_installed_is_found_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "mpiexec-of-pip"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert find_program("mpiexec-of-pip") == str(program)
 
 
 def test_variables_of_an_earlier_launch_are_not_handed_on() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from scalelab.launch.local import LocalLauncher
-from scalelab.launch.ranks.allocation import Allocation
 from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts, parse_link
 from scalelab.launch.rendezvous import Guest, seat_guests
 from scalelab.launch.stepped import LaunchStep, StepLauncher
 from scalelab.launch.supervisor import choose_cores, choose_device_number
+from scalelab.records.launchers import Allocation
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from tests.launch.played import write_mpiexec
 from tests.launch.ranks.emulation import needs_hosts

@@ -14,16 +14,8 @@ from scalelab.records.observations import RankReport
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, read_document
-from scalelab.runs.experiment import (
-    Event,
-    TrialStarted,
-    describe_environment,
-    execute_run,
-    ignore_event,
-    look_at_hosts,
-    run_study,
-    start_run,
-)
+from scalelab.runs.experiment import describe_environment, execute_run, look_at_hosts, run_study, start_run
+from scalelab.runs.scheduler import Event, TrialStarted, ignore_event
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.shared.job import Job
 from tests.records import make_environment, make_record, make_result, make_store

@@ -22,12 +22,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from scalelab.answers.train import TrainStudy
 from scalelab.checks import clean_lines, clean_text, find_unguarded
-from scalelab.cli.app import say_if_slow
+from scalelab.cli.app import say, say_if_slow
 from scalelab.cli.output import Output, write_outputs
 from scalelab.cli.study_flags import Execution
 from scalelab.errors import DamagedRun, Terminated, UsageError
 from scalelab.launch.agreement import curve_file, start_file
-from scalelab.launch.launcher import Launcher
+from scalelab.launch.launcher import Launcher, choose_launcher, try_trial
 from scalelab.launch.ranks.discovery import find_membership
 from scalelab.records.environment import installed_version
 from scalelab.records.files import read_json
@@ -35,8 +35,8 @@ from scalelab.records.observations import CurvePoint
 from scalelab.records.store import RUNS_DIR, RunStore, find_runs
 from scalelab.records.trial import Status, Trial, from_builtins
 from scalelab.report.document import Document
-from scalelab.runs.experiment import Event, TrialEnded, TrialStarted, execute_run, find_failed, find_waiting
-from scalelab.runs.launching import choose_launcher, try_trial
+from scalelab.runs.experiment import execute_run, find_failed, find_waiting
+from scalelab.runs.scheduler import Event, TrialEnded, TrialStarted
 from scalelab.studies.shared.expectation import can_try, expect_seconds, render_plan
 from scalelab.studies.shared.study import Study
 from scalelab.units import (
@@ -256,11 +256,11 @@ class LineReporter:
                 self._see_start()
             self._print_new(tuple(sorted((*event.result.curve, *event.result.epochs), key=find_place)))
             if event.result.status is not Status.COMPLETED:
-                _say(f"{event.result.status.words}: {event.result.reason}")
+                say(f"{event.result.status.words}: {event.result.reason}")
 
     def say(self, words: str) -> None:
         """Print a line among those of the training."""
-        _say(words)
+        say(words)
 
     def _stop(self) -> None:
         self._is_over.set()
@@ -290,9 +290,9 @@ class LineReporter:
             return False
         self._last = (start["step"] - 1, 2)
         for words in start["damaged"]:
-            _say(f"warning: {words}; skipped")
+            say(f"warning: {words}; skipped")
         if start["step"]:
-            _say(f"resuming from the checkpoint after step {start['step']}")
+            say(f"resuming from the checkpoint after step {start['step']}")
         return True
 
     def _print_new(self, points: tuple[CurvePoint, ...]) -> None:
@@ -301,7 +301,7 @@ class LineReporter:
             place = find_place(point)
             if self._last is None or place > self._last:
                 self._last = place
-                _say(describe_line(point))
+                say(describe_line(point))
 
 
 def find_place(point: CurvePoint) -> tuple[int, int]:
@@ -323,7 +323,3 @@ def describe_line(point: CurvePoint) -> str:
     more = "".join(f"  {name} {value:.4g}" for name, value in point.metrics.items())
     score = f"loss {format_loss(point.loss)}{accuracy}{more}"
     return f"{what} {point.step:>6}  epoch {point.epoch:6.2f}  {score}{rate}  {time}"
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)  # noqa: T201

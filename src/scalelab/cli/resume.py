@@ -15,25 +15,31 @@ import tyro
 from scalelab import __version__
 from scalelab.answers.interleaved import Interleaved, SidedLauncher
 from scalelab.answers.train import reopen_training
-from scalelab.cli.batch.submission import Submission, check_unused, check_unused_by_rows, make_submitter
-from scalelab.cli.batch.submit import check_output, conclude, submit_run
+from scalelab.cli.batch import (
+    check_output,
+    check_unused,
+    check_unused_by_rows,
+    conclude,
+    make_record,
+    make_submitter,
+    submit_run,
+)
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.measuring import measure_and_report, report_run
 from scalelab.cli.output import Output
 from scalelab.errors import NothingMeasured, UnknownName, UsageError
 from scalelab.launch.batch.handover import check_no_job, check_trials_free
-from scalelab.launch.batch.site import find_scheduler
+from scalelab.launch.batch.site import Submission
 from scalelab.launch.batch.system import BatchSystem, read_record
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
-from scalelab.launch.launcher import Launcher
-from scalelab.launch.ranks.allocation import find_own_job, name_job
+from scalelab.launch.launcher import Launcher, choose_launcher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.environment import read_environment
+from scalelab.records.launchers import find_own_job, find_scheduler, name_job
 from scalelab.records.store import RUNS_DIR, RunStore, hash_workload, open_run
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
 from scalelab.runs.experiment import find_waiting
-from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.study import Study
 from scalelab.workloads.catalogue import BUILT_IN
@@ -135,7 +141,7 @@ def resume_by_job(store: RunStore, study: Study, resume: Resume) -> int:
     reopen_training(store)
     scheduler = find_scheduler(study.job.launcher, os.environ)
     assert scheduler is not None
-    record = resume.submission.make_record(scheduler, earlier)
+    record = make_record(resume.submission, scheduler, earlier)
     is_over = all(store.has_result(name) for name in store.record.trials) and not find_waiting(store)
     if not record.is_per_trial and is_over:
         return report_run(store, study, conclude(store, study), resume.output)

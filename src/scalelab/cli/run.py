@@ -75,11 +75,10 @@ def note_missing_batch(study: Any) -> None:
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; returns the exit code."""
-    from scalelab.cli.batch.submission import prepare, show_jobs
-    from scalelab.cli.batch.submit import start_and_submit
+    from scalelab.cli.batch import prepare, show_jobs, start_and_submit
     from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
+    from scalelab.launch.launcher import choose_launcher
     from scalelab.runs.experiment import plan_trials, start_run
-    from scalelab.runs.launching import choose_launcher
 
     refuse_ranks()
     study, record = prepare(study, execution.submission)

@@ -23,16 +23,18 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import DamagedRun, StorageFull
+from scalelab.errors import DamagedRun, StorageFull, UsageError
 from scalelab.records.files import read_json, write_atomically
 from scalelab.records.observations import RankSource
 from scalelab.records.settings import TrainingRun
 from scalelab.records.trial import to_builtins
+from scalelab.units import format_bytes
 
 EXIT_FAILED = 1
 """The rank failed; the reason is in its outcome file."""
@@ -300,3 +302,33 @@ def open_replica_clock(directory: Path, num_replicas: int, stack: ExitStack) -> 
     stack.callback(bytes_view.release)
     stack.callback(seconds.release)
     return seconds
+
+
+MOST_COPIED_BYTES = 1_000_000_000
+"""A larger working directory holds data, which a script should be given by an absolute path."""
+
+
+def copy_for_script(source: Path, directory: Path) -> None:
+    """Copy a script's working directory without hidden files, caches and the runs themselves."""
+
+    def leave_out(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if name.startswith(".") or name == "__pycache__" or Path(place, name) in above]
+
+    copy = copied_directory(directory.resolve())
+    above = {*copy.parents} - {*source.resolve().parents, source.resolve()}
+    found = (Path(place, name) for place, _, names in _walk(source.resolve(), leave_out) for name in names)
+    size = sum(file.stat().st_size for file in found if file.is_file())
+    if size > MOST_COPIED_BYTES:
+        raise UsageError(
+            f"--scratch copies at most {format_bytes(MOST_COPIED_BYTES)}, {source} has {format_bytes(size)}: start in a"
+            " directory without the data, or leave out --scratch"
+        )
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source.resolve(), copy, ignore=leave_out, symlinks=True)
+
+
+def _walk(source: Path, leave_out: Callable[[str, list[str]], list[str]]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` without what is left out."""
+    for place, directories, files in os.walk(source):
+        directories[:] = [name for name in directories if name not in leave_out(place, directories)]
+        yield place, directories, [name for name in files if name not in leave_out(place, files)]

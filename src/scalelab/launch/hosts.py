@@ -81,8 +81,8 @@ class HostsLauncher:
 def list_commands(trial: Trial, hosts: Sequence[EmulatedHost], supervisor: Sequence[str]) -> list[StepCommand]:
     """The supervisor of every rank, on the rank's host; the last host may have fewer.
 
-    Which rank it is is told, not discovered. It has no local rank: all hosts are this machine, whose cores and GPUs
-    are handed out over all of them.
+    It is given its rank instead of discovering it. It has no local rank: all hosts are this machine, whose cores and
+    GPUs are handed out over all of them.
     """
     commands = []
     for rank in range(trial.num_processes):

@@ -24,13 +24,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scalelab.errors import DamagedRun, LaunchFailed
+from scalelab.errors import LaunchFailed
 from scalelab.launch.agreement import write_words
 from scalelab.launch.starters import HANDED_ON, LEFT_OVER, RankSpread, StepCommand
 from scalelab.launch.stepped import LaunchStep, StepLauncher
-from scalelab.records.files import read_json
+from scalelab.records.files import read_if_whole
 
 if TYPE_CHECKING:
     from scalelab.launch.launcher import Launched
@@ -39,7 +39,7 @@ MODULE = "scalelab.launch.k8s"
 INDEX, GROUP, MASTER = "JOB_COMPLETION_INDEX", "SCALELAB_POD_GROUP", "PET_MASTER_ADDR"
 """Which pod this is, which Job it belongs to, and how Kubeflow names the first pod."""
 PODS, PLACE = "SCALELAB_PODS", "SCALELAB_PODS_DIRECTORY"
-"""What the study of the first pod is told: how many pods there are, and where they read."""
+"""What the first pod's study gets: how many pods there are, and where they read."""
 LOOK_SECONDS = 0.2
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0
@@ -162,7 +162,7 @@ class OtherPods:
 
     def have_ended(self) -> bool:
         for pod, heartbeat in list(self._waiting.items()):
-            words = read_file(self._place / f"{self._step.name}.{pod}.json")
+            words = read_if_whole(self._place / f"{self._step.name}.{pod}.json")
             if words is not None:
                 del self._waiting[pod]
                 self.trouble = self.trouble or (
@@ -180,17 +180,10 @@ class Heartbeat:
         self._file, self._count, self._since = place / f"pod{pod}.json", -1, time.monotonic()
 
     def is_lost(self) -> bool:
-        words = read_file(self._file)
+        words = read_if_whole(self._file)
         if words is not None and words["count"] != self._count:
             self._count, self._since = words["count"], time.monotonic()
         return time.monotonic() - self._since > LOST_SECONDS
-
-
-def read_file(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(path)
-    except DamagedRun:
-        return None
 
 
 def run_pod(num_pods: int, runs_dir: Path, command: Sequence[str]) -> int:
@@ -226,7 +219,7 @@ def serve_steps(pod: int, place: Path) -> int:
     try:
         while not (place / OVER).exists():
             for file in sorted(place.glob("step*[0-9].json")):
-                words = read_file(file) if file.name.count(".") == 1 and file.name not in done else None
+                words = read_if_whole(file) if file.name.count(".") == 1 and file.name not in done else None
                 if words is not None:
                     done.add(file.name)
                     take_step(Step(**words), pod, place)

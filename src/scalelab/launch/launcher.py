@@ -1,21 +1,31 @@
-"""The seam between planning and measuring: one method.
+"""The seam between planning and measuring: one method; and which launcher runs the trials of a job.
+
+That is the one its record names, or several where trials have their own. Outside an allocation, launchers with a batch
+system submit a job (`launch/batch`).
 
 What the machine was doing before a launch, and what that makes of the result afterwards.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from scalelab.errors import LaunchFailed
+from scalelab.errors import LaunchFailed, RankUnknown
 from scalelab.records.environment import count_oom_kills, installed_version, read_load_average, read_stolen_seconds
-from scalelab.records.launchers import LAUNCHERS, LauncherName, load
-from scalelab.records.trial import Trial, TrialResult
+from scalelab.records.files import write_trial
+from scalelab.records.launchers import LAUNCHERS, LauncherName, Scheduler, find_scheduler, load
+from scalelab.records.running import hold_directory
+from scalelab.records.trial import Cause, Trial, TrialResult, not_run
+
+if TYPE_CHECKING:
+    from scalelab.launch.batch.handover import JobLauncher
 
 LEAST_OPEN_FILES = 64
 """Of a process: torch's libraries, a rank's own files, the store and gloo's sockets."""
@@ -52,8 +62,74 @@ class Launcher(Protocol):
 
 def open_launcher(job: Launched) -> Launcher:
     """The launcher that a job names; raises `LaunchFailed` if something it needs is missing."""
-    launcher: Launcher = load(LAUNCHERS[job.launcher].type).open(job)
+    return open_by_name(job.launcher, job)
+
+
+def open_by_name(name: LauncherName, job: Launched) -> Launcher:
+    launcher: Launcher = load(LAUNCHERS[name].type).open(job)
     return launcher
+
+
+Submitter = Callable[[Scheduler, Trial, Path], "JobLauncher"]
+"""Submits a trial of a run to a batch system."""
+
+
+class MixedLauncher:
+    """Runs every trial with its own launcher: the rows of a recipe may differ."""
+
+    def __init__(self, own: Launcher, submit: Submitter | None = None) -> None:
+        self._own = own
+        self._submit = submit
+
+    def launch(self, trial: Trial, directory: Path) -> TrialResult:
+        if LAUNCHERS[trial.launcher].is_on_this_machine:
+            return self._own.launch(trial, directory)
+        try:
+            launcher = self._choose(trial, directory)
+        except (LaunchFailed, RankUnknown) as error:
+            return not_run(trial, str(error), cause=Cause.LAUNCHER)  # trials of other launchers can still run
+        try:
+            return launcher.launch(trial, directory)
+        finally:
+            launcher.close()
+
+    def _choose(self, trial: Trial, directory: Path) -> Launcher:
+        scheduler = find_scheduler(trial.launcher, os.environ)
+        if scheduler is None or self._submit is None:
+            return open_launcher(trial)
+        launcher = self._submit(scheduler, trial, directory.parents[1])
+        launcher.check()
+        return launcher
+
+    def check(self) -> None:
+        self._own.check()
+
+    def close(self) -> None:
+        self._own.close()
+
+
+def choose_launcher(job: Launched, trials: Sequence[Trial], submit: Submitter | None = None) -> Launcher:
+    """The launcher of a job; raises `LaunchFailed` if something it needs is missing.
+
+    `submit` handles a recipe's trial that is a batch job; without it such a trial does not run.
+    """
+    if not LAUNCHERS[job.launcher].is_on_this_machine:
+        return open_launcher(job)
+    own = open_by_name("hosts" if any(trial.num_hosts > 1 for trial in trials) else "local", job)
+    is_mixed = any(not LAUNCHERS[trial.launcher].is_on_this_machine for trial in trials)
+    return MixedLauncher(own, submit) if is_mixed else own
+
+
+def try_trial(trial: Trial, launcher: Launcher | None = None) -> TrialResult:
+    """Run a trial in a directory that is removed afterwards: for a look, not for a result."""
+    own = launcher or choose_launcher(trial, [trial])
+    try:
+        with hold_directory("try") as directory:
+            write_trial(directory, trial)
+            return own.launch(trial, directory)
+    finally:
+        if launcher is None:
+            own.close()
 
 
 def check_torch() -> None:

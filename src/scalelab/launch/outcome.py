@@ -9,16 +9,18 @@ without this, and is not a failure of it.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scalelab.errors import DamagedRun, ScalelabError, TraceUnreadable
+from scalelab.errors import ScalelabError, TraceUnreadable
 from scalelab.launch.agreement import (
     curve_file,
+    ended_file,
     fetches_file,
     flight_file,
     log_file,
@@ -29,19 +31,21 @@ from scalelab.launch.agreement import (
     trace_file,
     transfers_file,
 )
-from scalelab.records.files import read_json
+from scalelab.records.files import read_if_whole, read_json
 from scalelab.records.observations import CurvePoint, Message, RankReport, TracedOperator, TracedStep
 from scalelab.records.quantized import Quantized
 from scalelab.records.samples import read_partial_fetches, read_partial_samples, read_partial_transfers
+from scalelab.records.store import RunStore
 from scalelab.records.tasks import Quantize
 from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins
+from scalelab.report.findings import Caution, CautionKind
 from scalelab.trace.collectives import Collective
 from scalelab.trace.files.flight import inspect_flight, read_dumps
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.matching import StepWaiting, sum_by_step
 from scalelab.trace.operators import OperatorCounter
 from scalelab.trace.rank_trace import RankTrace
-from scalelab.units import format_bytes
+from scalelab.units import format_bytes, format_count
 
 MOST_OPERATORS = 1000
 """What is kept of a trace with more names is their longest."""
@@ -159,7 +163,7 @@ def conclude_trial(
     **measured: Any,
 ) -> TrialResult:
     """Read the ranks' files, find the cause of a failure, and remove the files that the result replaces."""
-    files = [_read_outcome(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
+    files = [read_if_whole(outcome_file(directory, rank)) for rank in range(trial.num_processes)]
     ranks = range(trial.num_processes)
     samples = [s for rank in ranks for s in read_partial_samples(samples_file(directory, rank))]
     transfers = [t for rank in ranks for t in read_partial_transfers(transfers_file(directory, rank))]
@@ -319,19 +323,12 @@ def read_curve(path: Path) -> tuple[CurvePoint, ...]:
 
 def read_quantized(path: Path) -> Quantized | None:
     """What taking the model to int8 has left, as far as it came; None: nothing."""
-    found = _read_outcome(path)
+    found = read_if_whole(path)
     return None if found is None else from_builtins(found, Quantized)
 
 
 def has_stack_dump(log: Path) -> bool:
     return DUMP_MARK in _read_tail(log, 1 << 20)
-
-
-def _read_outcome(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(path)
-    except DamagedRun:
-        return None
 
 
 def _read_report(rank: int, end: RankEnd, file: dict[str, Any] | None) -> RankReport:
@@ -356,3 +353,22 @@ def _name_signal(number: int) -> str:
 def name_ranks(ranks: Sequence[int]) -> str:
     listed = ", ".join(str(rank) for rank in ranks)
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+OUTLIVED = CautionKind("outlived", "processes outlived the ranks that started them and were ended", "note", ("number",))
+
+
+def warn_of_ended(store: RunStore) -> Iterator[Caution]:
+    """What ranks had left running when their trial was over."""
+    mark = ended_file(Path()).name
+    files = [f"{store.path}/trials/{name}/{mark}" for name in store.record.trials]
+    there = [Path(file) for file in files if os.path.exists(file)]  # noqa: PTH110 - a fifth of the time, of each trial
+    names = [str(name) for file in there for name in read_json(file).get("processes", ())]
+    if names:
+        listed = ", ".join(dict.fromkeys(names))
+        yield OUTLIVED(
+            "",
+            f"{format_count(len(names), 'process')} outlived the ranks that started them and were ended: {listed}",
+            "stop them in the workload: while they run they disturb what is measured next",
+            number=len(names),
+        )

@@ -205,7 +205,7 @@ class Relay:
             self.ray.get([actor.receive.remote(packed) for actor in self.apart])
 
     def pass_on(self, ended: Iterable[Any] = ()) -> None:
-        """Fetch what is new, all of it from actors whose rank has ended; tell all where rank 0 is."""
+        """Fetch what is new, all of it from actors whose rank has ended; send all of them the address of rank 0."""
         last = list(ended)
         for actor in self.apart:
             self._fetch(actor, is_last=actor in last)

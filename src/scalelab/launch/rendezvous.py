@@ -32,9 +32,9 @@ import psutil
 
 from scalelab.errors import DamagedRun, LaunchFailed, PeerLeft
 from scalelab.launch.agreement import write_words
-from scalelab.launch.ranks.discovery import LOOPBACK
 from scalelab.records.files import read_json
 
+LOOPBACK = "127.0.0.1"
 CONNECT_SECONDS = 8.0
 """How long a node may take to answer. A route that drops packets does not answer at all."""
 ANSWER_SECONDS = 5.0
@@ -310,7 +310,7 @@ def _gather(
                 heard[connection] = b""
                 selector.register(connection, selectors.EVENT_READ)
                 continue
-            if speaker in ranks:  # one that has come says nothing more until it is told: it has left
+            if speaker in ranks:  # a rank that has come says nothing more until it is answered: it has left
                 return came, [ranks[speaker]]
             heard[speaker] += _receive(speaker)
             guest = _understand(heard[speaker], place.launch)

@@ -27,8 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalelab.errors import LaunchFailed
-from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node
-from scalelab.records.launchers import STARTERS
+from scalelab.records.launchers import STARTERS, Allocation, count_ranks_per_node
 
 VERSION_SECONDS = 30.0
 RANK_PREFIX = "SCALELAB_RANK_PREFIX"
@@ -232,8 +231,10 @@ def put_once_on_each_node(spread: RankSpread) -> RankSpread:
 
 
 def find_program(name: str, flag: str = "", given: str | None = None) -> str:
-    """The whole path of a command; raises `LaunchFailed` where there is none."""
-    found = shutil.which(given or name)
+    """The whole path of a command, on PATH or where pip put it; raises `LaunchFailed` where there is none."""
+    found = shutil.which(given or name) or (
+        None if given else shutil.which(name, path=str(Path(sys.executable).parent))
+    )
     if found is None and given:
         raise LaunchFailed(f"{flag} {given} is not executable: give the path of {name}")
     if found is None:

@@ -39,7 +39,6 @@ from scalelab.launch.agreement import (
 from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.local import GRACE_SECONDS, clear_previous
 from scalelab.launch.outcome import RankEnd, conclude_trial
-from scalelab.launch.ranks.allocation import Allocation, find_allocation
 from scalelab.launch.starters import (
     StepCommand,
     clean_variables,
@@ -53,7 +52,7 @@ from scalelab.launch.starters import (
     tell_kind,
 )
 from scalelab.launch.utilization import OTHERS
-from scalelab.records.launchers import LAUNCHERS, STARTERS, load
+from scalelab.records.launchers import LAUNCHERS, STARTERS, Allocation, find_allocation, load
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.running import hold_directory, remove_leftovers
 from scalelab.records.settings import find_kind

@@ -16,8 +16,10 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +113,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DamagedRun(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
     return data
+
+
+def read_if_whole(path: Path) -> dict[str, Any] | None:
+    """The same; None for a file that is missing or not yet whole."""
+    try:
+        return read_json(path)
+    except DamagedRun:
+        return None
 
 
 @contextmanager
@@ -267,3 +277,86 @@ def _infer_cause(result: Json) -> str | None:
         return Cause.UNSUPPORTED
     known: dict[Any, Cause] = {Status.OUT_OF_MEMORY: Cause.ALLOCATION, Status.TIMED_OUT: Cause.TIME_LIMIT}
     return known.get(result.get("status"))
+
+
+MOST_ARCHIVE_BYTES = 3_000_000
+"""Of an archive: with the program that draws, a page stays below 5 MB."""
+MOST_ARCHIVED_FILES = 2_000
+"""A run of more files stays whole on disk: packing some of its trials would not help to check the report."""
+MOST_RAW_BYTES = 60_000_000
+"""Before compression: more would take seconds."""
+RUN_FILES = ("run.json", "environment.json")
+TRIAL_FILES = ("trial.json", "result.json", "samples.csv", "transfers.csv", "fetches.csv")
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+"""The same files give the same archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """Files to download as one."""
+
+    name: str
+    content: bytes
+    num_files: int
+    left_out: tuple[str, ...] = ()
+    """Files that were too large, by name."""
+
+
+def pack_runs(paths: Sequence[Path], *, most_bytes: int = MOST_ARCHIVE_BYTES) -> Archive:
+    """The raw files of runs for a reader to check a report by, small ones first, as far as there is room.
+
+    Traces, logs and checkpoints are left out, and so are files that would make a page too large to mail; it names them.
+    """
+    import zipfile  # here: ranks need none
+
+    files = list(islice(((path, file) for path in paths for file in list_raw_files(path)), MOST_ARCHIVED_FILES + 1))
+    if len(files) > MOST_ARCHIVED_FILES:
+        return pack_plans(paths)
+    files.sort(key=lambda pair: pair[1].stat().st_size)
+    buffer, left_out, num_files, num_raw_bytes = io.BytesIO(), [], 0, 0
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for run, file in files:
+            name = f"{run.resolve().name}/{file.relative_to(run)}"
+            num_raw_bytes += file.stat().st_size
+            # Numbers as text shrink to about a third.
+            if num_raw_bytes > MOST_RAW_BYTES or buffer.tell() + file.stat().st_size / 3 > most_bytes:
+                left_out.append(name)
+                continue
+            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), file.read_bytes(), zipfile.ZIP_DEFLATED)
+            num_files += 1
+    name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
+    return Archive(name=name, content=buffer.getvalue(), num_files=num_files, left_out=tuple(left_out))
+
+
+def pack_plans(paths: Sequence[Path]) -> Archive:
+    """Only what runs were and where, if they have too many trials."""
+    import zipfile
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in paths:
+            for name in RUN_FILES:
+                text = (path / name).read_bytes() if is_plain(path / name) else b""
+                archive.writestr(zipfile.ZipInfo(f"{path.resolve().name}/{name}", LONG_AGO), text, zipfile.ZIP_DEFLATED)
+    name = f"{paths[0].resolve().name}.zip" if len(paths) == 1 else "runs.zip"
+    num_trials = sum(len(list_names(path / "trials")) for path in paths)
+    left_out = (f"the files of {num_trials} trials",)
+    return Archive(name=name, content=buffer.getvalue(), num_files=len(paths) * len(RUN_FILES), left_out=left_out)
+
+
+def list_raw_files(run: Path) -> Iterator[Path]:
+    """What everything else of a run is derived from."""
+    yield from (run / name for name in RUN_FILES if is_plain(run / name))
+    for trial in map((run / "trials").joinpath, sorted(list_names(run / "trials"))):
+        if not trial.is_symlink():
+            yield from (trial / name for name in TRIAL_FILES if is_plain(trial / name))
+
+
+def list_names(directory: Path) -> list[str]:
+    """What a directory holds; nothing if there is none."""
+    return os.listdir(directory) if directory.is_dir() else []  # noqa: PTH208 - paths of 10,000 trials take longer
+
+
+def is_plain(file: Path) -> bool:
+    """Whether it is a file and not a link, which in a run from someone else may point to any file of the reader's."""
+    return file.is_file() and not file.is_symlink()

@@ -164,6 +164,23 @@ def find_own_batch(variables: Mapping[str, str]) -> Scheduler | None:
     return next((name for name in SCHEDULERS if variables.get(find_batch(name).job_variable)), None)
 
 
+def find_scheduler(launcher: str, variables: Mapping[str, str]) -> Scheduler | None:
+    """The batch system that a run must be submitted to; None: it runs here, or in the current allocation."""
+    scheduler = next((name for name in SCHEDULERS if name == launcher), None)
+    return None if scheduler is None or find_own_batch(variables) == scheduler else scheduler
+
+
+def find_own_job(variables: Mapping[str, str]) -> str:
+    """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
+    scheduler = find_own_batch(variables)
+    return "" if scheduler is None else name_job(scheduler, variables[find_batch(scheduler).job_variable])
+
+
+def name_job(scheduler: str, number: str) -> str:
+    """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
+    return f"{scheduler} {number.partition('.')[0]}"
+
+
 def list_on_nodes() -> list[str]:
     """The launchers that place ranks on nodes."""
     return [name for name, record in LAUNCHERS.items() if not record.is_on_this_machine]
@@ -188,3 +205,32 @@ class BatchNote:
 
     def __str__(self) -> str:
         return f"job {self.job} ({self.scheduler})" if self.job else f"a job of {self.scheduler}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What one job may use."""
+
+    scheduler: Scheduler
+    job_id: str
+    num_nodes: int
+    first_node: str
+    tasks_per_node: int | None = None
+    """Processes requested per node; None: unknown."""
+    cores_per_node: int | None = None
+
+
+def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
+    """The allocation that this process is in; None: it is in none."""
+    scheduler = find_own_batch(variables)
+    return None if scheduler is None else load(find_batch(scheduler).read_allocation)(variables)
+
+
+def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: int | None = None) -> int:
+    """The maximum number of ranks per node: nodes are filled one after the other, up to their request."""
+    if given is not None:
+        return min(given, num_ranks)
+    if allocation is None:
+        return num_ranks
+    evenly = -(-num_ranks // allocation.num_nodes)
+    return min(num_ranks, max(evenly, allocation.tasks_per_node or 1))

@@ -9,7 +9,7 @@ clean steps: after them, in steps of its own, or outside the ranks.
     counters         what DDP itself says of forward, backward, exchange and their overlap
     utilization      how busy every core or GPU is over time, seen from outside the ranks
     replicas         what every replica of dp holds
-    gradient_noise   how much gradients of samples differ: the simple noise scale of a training
+    gradient_noise   how much gradients of samples differ: the simple noise scale of a training run
     flops            floating-point operations of a step, where the workload does not say them
     mpi              who every rank is by MPI itself, where a cluster's launcher starts the ranks
 """
@@ -232,7 +232,7 @@ class ReadingReport:
     chunks: str = ""
     """Of the column of which most is read or inflated for a sample, in words."""
     shuffle: str = ""
-    """How a training would shuffle the set, in words, where that is by blocks of its chunks."""
+    """How a training run would shuffle the set, in words, where that is by blocks of its chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)

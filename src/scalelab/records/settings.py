@@ -215,13 +215,12 @@ class Spreading:
     interleaved: 1f1b with two stages per rank; zero-bubble: the same, with gradients of weights in the bubble;
     zbv: zero-bubble with stages in a V, so that rank 0 has the first and the last."""
     sequence_parallel: bool = False
-    """tp: norms and shortcuts work on a rank's piece of every sequence: reduce-scatter and all-gather instead of
-    all-reduce."""
+    """tp: shard norms and residuals along the sequence: reduce-scatter and all-gather instead of all-reduce."""
     async_tp: bool = False
-    """tp with --sequence-parallel and --compile, on CUDA: all-gather and reduce-scatter in pieces, beside the matrix
-    products that they feed (torch's async TP, by symmetric memory)."""
+    """tp with --sequence-parallel and --compile, on CUDA: overlap all-gather and reduce-scatter with the matrix
+    products they feed (torch's async TP, with symmetric memory)."""
     averaging_period: int = 8
-    """local-sgd: steps from one averaging of parameters to the next."""
+    """local-sgd: steps between two averagings of the parameters."""
     averaging_warmup: int = 0
     """local-sgd: steps with a gradient all-reduce, as in ddp, before replicas train alone (post-local SGD)."""
 

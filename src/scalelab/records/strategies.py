@@ -256,7 +256,7 @@ _KNOWN = (
         optimizer="scalelab.worker.strategies.local_sgd:average_after_steps",
         options=("bucket_mb", "averaging_period", "averaging_warmup"),
         sends=(Send(kind="all_reduce", purpose="parameters", phase="optimizer", size="averages"),),
-        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets", averages_parameters=True),
+        memory=MemoryRules(has_buckets=True, gradients="copy_to_buckets"),
         rebuilds_buckets=True,
         has_equal_replicas=False,
     ),

@@ -268,8 +268,6 @@ class MemoryRules:
     """Whether a rank updates some parameters whole, and not its piece of each."""
     cuts_rows: bool = False
     """Whether every parameter is cut along its first dimension: the first ranks have a row more, or the only ones."""
-    averages_parameters: bool = False
-    """Whether all parameters are copied into one tensor after the update, to be averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)

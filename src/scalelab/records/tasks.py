@@ -206,8 +206,13 @@ class Pass:
     cache: Cache = "warm"
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """What its fetches are stored under."""
+        return self.order, self.access, self.cache
+
+    @property
     def name(self) -> str:
-        return f"{self.order} {self.access} {self.cache}"
+        return " ".join(self.key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,6 @@ class Status(StrEnum):
 
     @property
     def words(self) -> str:
-        """The status in words."""
         return self.value.replace("_", " ")
 
 
@@ -89,6 +88,7 @@ class Cause(StrEnum):
     """Some parameters get no gradient, which DDP does not support."""
     UNUSABLE = "unusable"
     """The settings do not work together, or a requirement is missing."""
+    OTHER_BATCH = "other_batch"  # than planned: of a script
     UNSUPPORTED = "unsupported"
     """The backend does not support the operation."""
     LOST_PEER = "lost_peer"
@@ -332,7 +332,7 @@ class TrialResult:
     @property
     def advice(self) -> str:
         """What to do about a trial that did not complete; empty if the reason says it, as our own errors do."""
-        if self.status is Status.INVALID and self.cause in (Cause.UNUSABLE, Cause.UNUSED_PARAMETERS):
+        if self.status is Status.INVALID and self.cause in (Cause.UNUSABLE, Cause.UNUSED_PARAMETERS, Cause.OTHER_BATCH):
             return ""
         return {
             Status.OUT_OF_MEMORY: "use a smaller batch or model, or more memory (raise --memory-limit if set)",

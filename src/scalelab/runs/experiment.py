@@ -1,35 +1,30 @@
-"""A run from start to end: plan, store, measure, conclude. The command line and Python callers share it.
-
-Trials run one after the other; each result is on disk before the next trial starts.
-"""
+"""A run from start to end: plan, store, measure, conclude. The command line and Python callers share it."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalelab import __version__
 from scalelab.errors import DamagedRun, NothingMeasured, ScalelabError, StudyFailed, UsageError
-from scalelab.launch.agreement import copied_directory, remove_stored
-from scalelab.launch.launcher import Launcher
-from scalelab.launch.ranks.allocation import find_own_job
+from scalelab.launch.launcher import Launcher, choose_launcher
+from scalelab.launch.outcome import warn_of_ended
 from scalelab.records.environment import Environment, Gpu, read_environment
-from scalelab.records.launchers import LAUNCHERS
-from scalelab.records.running import Neighbour, Occupation, read_neighbours
+from scalelab.records.launchers import LAUNCHERS, find_own_job
+from scalelab.records.running import Occupation, read_neighbours
 from scalelab.records.store import JOBS_FILE, RUNS_DIR, RunStore
 from scalelab.records.tasks import Script
-from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, not_run, to_builtins
+from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_builtins, to_builtins
 from scalelab.report.document import Document, render_json
 from scalelab.report.findings import Caution, CautionKind
-from scalelab.runs.launching import choose_launcher, copy_for_script, warn_of_ended
+from scalelab.runs.scheduler import Guidance, Listener, TrialStarted, ignore_event, run_trials
 from scalelab.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,109 +35,6 @@ UNFINISHED = CautionKind("unfinished", "planned trials have no result yet", "fai
 RECORDING = CautionKind("recording", "the script that records this run is still running", "note")
 OTHER_HOST = CautionKind("other-host", "ranks ran on another host than the one described", "note", ("num_hosts",))
 NEIGHBOUR = CautionKind("neighbour", "another run measured on the same cores at the same time", "noise", ("num_runs",))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialStarted:
-    trial: Trial
-    number: int
-    num_trials: int
-    neighbours: tuple[Neighbour, ...] = ()
-    """Runs that others measure on the same cores, where they were not there before."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialEnded:
-    result: TrialResult
-    number: int
-    num_trials: int
-    is_from_disk: bool = False
-    """An earlier execution of the run stored the result."""
-
-
-Event = TrialStarted | TrialEnded
-Listener = Callable[[Event], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guidance:
-    """How earlier results change the plan: by default, not at all."""
-
-    plan_more: Callable[[Sequence[TrialResult]], list[Trial]] = lambda _: []
-    """Called when every planned trial has a result; adds the trials it returns."""
-    refuse: Callable[[Trial, Sequence[TrialResult]], str | None] = lambda _, __: None
-    """Why a trial need not run, given the results so far."""
-
-
-def run_trials(
-    store: RunStore, launcher: Launcher, listener: Listener, guidance: Guidance | None = None
-) -> list[TrialResult]:
-    """Run every trial without a result, in plan order, and give all results.
-
-    A configuration that never completed and failed in a way that a repeat cannot change is not launched in later
-    rounds: those trials become `not_run` with that reason.
-    """
-    guidance = guidance or Guidance()
-    results: list[TrialResult] = []
-    while True:
-        trials = store.trials()
-        for number, trial in enumerate(trials[len(results) :], start=len(results) + 1):
-            known = _read_known(store, trial)
-            if known is None:
-                listener(TrialStarted(trial=trial, number=number, num_trials=len(trials)))
-                known = _skip(trial, results, guidance) or _launch(launcher, trial, store)
-                store.save_result(known)
-                listener(TrialEnded(result=known, number=number, num_trials=len(trials)))
-            else:
-                listener(TrialEnded(result=known, number=number, num_trials=len(trials), is_from_disk=True))
-            results.append(known)
-        more = guidance.plan_more(results)
-        if not more:
-            return results
-        store.add_trials(more)
-
-
-def _launch(launcher: Launcher, trial: Trial, store: RunStore) -> TrialResult:
-    """Launch a trial; its stored data set or copied directory is removed even if it is interrupted."""
-    directory = store.trial_directory(trial.name)
-    is_scratch = isinstance(trial.task, Script) and trial.task.is_scratch
-    if isinstance(trial.task, Script) and is_scratch:
-        copy_for_script(Path(trial.task.directory), directory)
-    try:
-        return launcher.launch(trial, directory)
-    finally:
-        if trial.dataset is not None:
-            remove_stored(directory)
-        if is_scratch:
-            shutil.rmtree(copied_directory(directory), ignore_errors=True)
-
-
-def _read_known(store: RunStore, trial: Trial) -> TrialResult | None:
-    """The result on disk; a damaged one is set aside, and the trial runs again."""
-    if not store.has_result(trial.name):
-        return None
-    try:
-        return store.result(trial.name)
-    except DamagedRun:
-        store.set_aside(trial.name)
-        return None
-
-
-def _skip(trial: Trial, results: Sequence[TrialResult], guidance: Guidance) -> TrialResult | None:
-    """The result of a trial that need not run, because earlier ones decide it."""
-    reason = guidance.refuse(trial, results)
-    if reason:
-        return not_run(trial, reason, cause=Cause.ANSWERED)
-    earlier = [result for result in results if result.trial.configuration == trial.configuration]
-    if any(result.status is Status.COMPLETED for result in earlier):
-        return None
-    first = next((result for result in earlier if result.status.is_final), None)
-    if first is None:
-        return None
-    if first.status is Status.NOT_RUN:
-        return not_run(trial, first.reason, first.batch, cause=first.cause)
-    reason = f"round {first.trial.round} was {first.status.words}, and would be again"
-    return not_run(trial, reason, cause=Cause.REPEATED)
 
 
 def run_study(
@@ -330,9 +222,10 @@ def read_results(store: RunStore, study: Study) -> tuple[list[TrialResult], list
 
 
 def check_something_measured(results: Sequence[TrialResult], store: RunStore, study: Study) -> None:
-    """Raise the first failure as an error, with the user's own traceback, if no trial completed."""
+    """Raise the first failure as an error, with the user's own traceback, if no trial completed or the rest is moot."""
     failed = [result for result in results if result.status is not Status.COMPLETED]
-    if len(failed) < len(results) or is_answer(results, study):
+    is_stopped = any(result.status is Status.NOT_RUN and result.cause is Cause.OTHER_BATCH for result in failed)
+    if (len(failed) < len(results) and not is_stopped) or is_answer(results, study):
         return
     first = next((result for result in failed if result.status is not Status.NOT_RUN), failed[0])
     file, colon, function = first.trial.workload.rpartition(":")
@@ -345,8 +238,9 @@ def check_something_measured(results: Sequence[TrialResult], store: RunStore, st
     again = f", then scalelab resume {store.path} submits it again" if may_come else ""
     advice = "" if is_told or not first.advice else f": {first.advice}{again}"
     reason = first.reason.rstrip(".") if advice else first.reason
+    said = "the other trials were left out" if is_stopped else "no trial completed"
     error = NothingMeasured(
-        f"no trial completed; {first.trial.configuration}{workload} was {first.status.words}:"
+        f"{said}; {first.trial.configuration}{workload} was {first.status.words}:"
         f" {reason}{advice} (logs: {store.trial_directory(first.trial.name)})"
     )
     if first.status is Status.TIMED_OUT:
@@ -392,7 +286,3 @@ def describe_environment(environment: Environment, store: RunStore) -> tuple[tup
 def describe_gpu(gpu: Gpu) -> str:
     ecc = {True: ", ECC", False: ", no ECC", None: ""}[gpu.has_ecc]
     return f"{gpu.name} ({format_bytes(gpu.memory_bytes)}{ecc}{', MIG' if gpu.has_mig else ''})"
-
-
-def ignore_event(event: Event) -> None:
-    """The listener of callers that need no progress."""

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.batch.submission import Submission, check_unused
+from scalelab.cli.batch import check_unused
 from scalelab.errors import NothingMeasured, RunBusy, UsageError
 from scalelab.launch.batch import system as batch
 from scalelab.launch.batch.handover import SUBMITTING, check_no_job, check_trials_free
 from scalelab.launch.batch.jobscripts import make_job, render_launch
-from scalelab.launch.batch.site import Site
+from scalelab.launch.batch.site import Site, Submission
 from scalelab.launch.batch.system import (
     MOST_UNREADABLE,
     BatchJob,
@@ -33,8 +33,7 @@ from scalelab.launch.batch.system import (
     wait_for_results,
 )
 from scalelab.launch.fake import FakeLauncher
-from scalelab.launch.ranks.allocation import find_own_job, name_job
-from scalelab.records.launchers import SCHEDULERS, find_batch
+from scalelab.records.launchers import SCHEDULERS, find_batch, find_own_job, name_job
 from scalelab.records.running import RUNNING
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status

@@ -15,7 +15,7 @@ from scalelab.launch.fake import FakeLauncher
 from scalelab.records.launchers import BatchNote
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Trial, TrialResult, not_run
-from scalelab.runs.experiment import run_trials
+from scalelab.runs.scheduler import run_trials
 from tests.cli.commands import answer, finished_trials, start_scalelab, wait_until
 from tests.launch.batch.test_batch_jobs import play_program
 from tests.records import make_store

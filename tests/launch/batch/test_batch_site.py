@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli.batch.submission import Submission
 from scalelab.errors import UnknownName, UsageError
-from scalelab.launch.batch.site import Site, combine_sites, find_site_file, load_site, parse_wall_time, read_site
+from scalelab.launch.batch.site import (
+    Site,
+    Submission,
+    combine_sites,
+    find_site_file,
+    load_site,
+    parse_wall_time,
+    read_site,
+)
 from scalelab.launch.batch.system import size_job
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "sites").glob("*.toml"))

@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import (
-    HEADER,
-    Allocation,
-    count_ranks_per_node,
-    find_allocation,
-    find_first_host,
-    read_apinfo,
-)
+from scalelab.launch.ranks.allocation import HEADER, expand_tasks, find_first_host, read_apinfo
+from scalelab.records.launchers import Allocation, count_ranks_per_node, find_allocation
 from tests.launch.ranks.launches import write_apinfo
 
 
@@ -99,3 +93,39 @@ def test_ranks_fill_nodes_as_far_as_they_were_asked_for() -> None:
         2,
         3,
     ]
+
+
+def test_slurms_tasks_are_repeated_as_often_as_it_says_up_to_a_million_nodes() -> None:
+    assert expand_tasks(" 4(x2),3 ", variable="TASKS") == [4, 4, 3]
+    assert len(expand_tasks("1(x1000000)", variable="TASKS")) == 1_000_000
+    with pytest.raises(RankUnknown, match="lists more than 1,000,000 nodes"):
+        expand_tasks("1(x1000001)", variable="TASKS")
+
+
+def test_slurm_counts_nodes_by_an_older_name_and_otherwise_one() -> None:
+    found = [find_allocation({"SLURM_JOB_ID": "1", **more}) for more in ({"SLURM_NNODES": "2"}, {})]
+    assert [one.num_nodes for one in found if one] == [2, 1]
+    assert [(one.tasks_per_node, one.cores_per_node) for one in found if one] == [(None, None)] * 2
+
+
+def test_pbs_without_its_file_has_one_node() -> None:
+    assert find_allocation({"PBS_JOBID": "9"}) == Allocation(scheduler="pbs", job_id="9", num_nodes=1, first_node="")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(0, 2), (8, 11), (10, 0), (10, 10_000_001), (10, 4)],
+    ids=["version", "short entries", "no ranks", "too many ranks", "more ranks than there are entries"],
+)  # fmt: skip
+def test_a_file_of_ranks_whose_header_is_wrong_is_not_read(tmp_path: Path, field: int, value: int) -> None:
+    file = write_apinfo(tmp_path / "apinfo", [(0, 0), (1, 0), (0, 1)])
+    data = file.read_bytes()
+    fields = list(HEADER.unpack_from(data))
+    fields[field] = value
+    file.write_bytes(HEADER.pack(*fields) + data[HEADER.size :])
+    assert read_apinfo(file) is None
+
+
+def test_a_file_of_ranks_that_ends_in_its_header_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "apinfo").write_bytes(b"\1" * (HEADER.size - 1))
+    assert read_apinfo(tmp_path / "apinfo") is None
+    assert read_apinfo(tmp_path / "gone") is None

@@ -9,8 +9,16 @@ import psutil
 import pytest
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.claims import Claim, read_horovod
-from scalelab.launch.ranks.discovery import Membership, _complete, _refuse_alone, find_membership, list_claims
+from scalelab.launch.ranks.claims import SOURCES, Claim, read_horovod, read_slurm
+from scalelab.launch.ranks.discovery import (
+    _check_only_node,
+    _complete,
+    _name_agent,
+    _refuse_alone,
+    find_membership,
+    list_claims,
+    name_launch,
+)
 from scalelab.launch.ranks.mpi import guess_local_rank
 from tests.launch.ranks.launches import (
     LAUNCHERS,
@@ -222,8 +230,6 @@ ONE_PER_HOST: dict[str, Variables] = {
     "AWS Batch": {
         "AWS_BATCH_JOB_NODE_INDEX": "2",
         "AWS_BATCH_JOB_NUM_NODES": "4",
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7",
     },
     "Kubernetes": {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"},
 }
@@ -234,8 +240,6 @@ def test_a_process_per_host_is_a_rank(source: str) -> None:
     found = find_membership(ONE_PER_HOST[source])
     assert found is not None
     assert (found.launcher, found.rank, found.num_ranks) == (source, 2, 4)
-    addresses = {"SageMaker": "algo-1", "AWS Batch": "10.0.0.7"}
-    assert found.master_address == addresses.get(source)
     inside = find_membership(ONE_PER_HOST[source] | {"RANK": "9", "WORLD_SIZE": "16"})
     assert inside is not None
     assert (inside.launcher, inside.rank, inside.num_ranks) == ("environment", 9, 16)
@@ -311,7 +315,6 @@ def test_aurora_does_not_take_all_nodes_of_the_job_for_those_of_the_launch(tmp_p
     found = find_membership(variables | {"WORLD_SIZE": "24"})
     assert found is not None
     assert (found.rank, found.num_ranks, found.local_rank, found.num_local_ranks, found.node) == (13, 24, 1, 12, 1)
-    assert found.master_address == "x1"
 
 
 def test_on_the_only_node_of_a_job_aurora_has_its_number_of_ranks(tmp_path: Path) -> None:
@@ -361,19 +364,6 @@ def test_slurm_on_a_cray_ex_sets_the_names_of_pals_too() -> None:
     assert found is not None
     assert (found.launcher, found.rank, found.num_ranks) == ("Slurm", 5, 8)
     assert found.agreeing == ("PALS", "PMI")
-
-
-def test_the_master_is_the_first_node() -> None:
-    def find_master(variables: Variables) -> str | None:
-        found = find_membership(variables)
-        assert isinstance(found, Membership)
-        return found.master_address
-
-    assert find_master(slurm(seat(5))) == "nid001"
-    assert find_master(slurm(seat(5)) | {"MASTER_ADDR": "elsewhere"}) == "elsewhere"
-    assert find_master(slurm(seat(5)) | {"SLURM_DISTRIBUTION": "arbitrary"}) is None
-    assert find_master(slurm(seat(0, "one task"))) == "127.0.0.1"
-    assert find_master(ompi(seat(5))) is None
 
 
 def test_the_rank_alone_gives_the_wrong_device() -> None:
@@ -452,3 +442,70 @@ def test_horovods_nodes_count_where_they_multiply_to_all_ranks(
     alone = read_horovod(variables | {"HOROVOD_LOCAL_SIZE": "4", "HOROVOD_CROSS_SIZE": "0"})
     assert alone is not None
     assert (alone.node, alone.num_nodes) == (None, None)
+
+
+def test_sources_are_launchers_parts_of_one_or_systems_of_a_process_per_host() -> None:
+    assert {name for name, source in SOURCES.items() if source.is_elastic} == {"torchrun"}
+    assert {name for name, source in SOURCES.items() if source.is_part} == {"PALS's file", "PMI", "PMIx"}
+    per_host = {"HTCondor", "SageMaker", "AWS Batch", "Kubernetes"}
+    assert {name for name, source in SOURCES.items() if source.is_per_host} == per_host
+
+
+@pytest.mark.parametrize(("node", "num_nodes", "words"), [(None, 2, "node – of 2 "), (1, None, "node 1 of – ")])
+def test_all_ranks_on_one_of_several_nodes_are_refused(node: int | None, num_nodes: int | None, words: str) -> None:
+    with pytest.raises(RankUnknown, match=words):
+        _check_only_node(4, node, num_nodes, "X")
+    _check_only_node(4, 0, 1, "X")
+    _check_only_node(4, None, None, "X")
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [("/tmp/run/attempt_0/3/error.json", ["run"]), ("run/attempt_0/3/error.json", ["run"]),
+     ("attempt_0/3/error.json", []), ("/tmp/run/attempt_0/3/other.json", []), ("", [])],
+)  # fmt: skip
+def test_an_agent_of_torchrun_is_named_by_the_directory_of_its_run(file: str, names: list[str]) -> None:
+    assert _name_agent({"TORCHELASTIC_ERROR_FILE": file}) == names
+
+
+def test_the_only_rank_of_its_node_is_number_0_there() -> None:
+    alone = _complete(Claim(source="Flux", rank=1, num_ranks=2, num_local_ranks=1, num_nodes=2))
+    assert (alone.local_rank, alone.node) == (0, None)
+    one_each = _complete(Claim(source="Flux", rank=1, num_ranks=2, num_nodes=2))
+    assert (one_each.num_local_ranks, one_each.local_rank) == (1, 0)
+
+
+@pytest.mark.parametrize(("num_nodes", "name"), [(1, "7.12"), (2, "hydra.login1-38445"), (None, "hydra.login1-38445")])
+def test_on_one_node_a_launch_of_mpich_is_named_by_its_starter(
+    monkeypatch: pytest.MonkeyPatch, num_nodes: int | None, name: str
+) -> None:
+    command = ["hydra_pmi_proxy", "--control-port", "login1:38445"]
+    proxy = SimpleNamespace(pid=7, name=lambda: "hydra_pmi_proxy", create_time=lambda: 12.9, cmdline=lambda: command)
+    shell = SimpleNamespace(name=lambda: "bash")
+    monkeypatch.setattr("psutil.Process.parents", lambda _: [shell, proxy])
+    assert name_launch(Claim(source="MPICH", rank=0, num_ranks=4, num_nodes=num_nodes), {}) == name
+
+
+@pytest.mark.parametrize(
+    ("more", "num_ranks", "num_local_ranks"),
+    [
+        ({"SLURM_NODEID": "1"}, 5, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,2"}, 5, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1"}, 5, 2),
+        ({"SLURM_GTIDS": "3,4"}, 5, 2),
+    ],
+)
+def test_a_task_of_slurm_counts_those_beside_it_where_two_variables_say_it(
+    more: Variables, num_ranks: int, num_local_ranks: int | None
+) -> None:
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "5"}
+    found = read_slurm({**step, **more})
+    assert found is not None
+    assert (found.num_ranks, found.num_local_ranks) == (num_ranks, num_local_ranks)
+
+
+@pytest.mark.parametrize("more", [{"SLURM_STEP_TASKS_PER_NODE": "3,3"}, {"SLURM_GTIDS": "0,1,2"}])
+def test_a_task_of_slurm_whose_variables_contradict_each_other_is_refused(more: Variables) -> None:
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "5"}
+    with pytest.raises(RankUnknown, match="start with srun, or unset them"):
+        read_slurm({**step, **more})

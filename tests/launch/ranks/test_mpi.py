@@ -153,3 +153,16 @@ def test_a_library_that_was_chosen_stays_and_one_that_was_found_is_used(monkeypa
     assert (load_mpi(), os.environ["MPI4PY_LIBMPI"]) == ("mpi4py.MPI", "/chosen/lib")
     monkeypatch.delenv("MPI4PY_LIBMPI")
     assert (load_mpi(), os.environ["MPI4PY_LIBMPI"]) == ("mpi4py.MPI", "/found/lib")
+
+
+def test_a_process_beside_the_rank_has_a_minute_and_the_ranks_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(options)
+        return subprocess.CompletedProcess(command, 0, stdout="", stderr="first\nlast\n")
+
+    monkeypatch.setattr(mpi.subprocess, "run", run)
+    assert ask_mpi_aside().reason == "last"
+    (options,) = asked
+    assert (options["timeout"], options["check"], options["close_fds"]) == (60, False, False)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,6 +186,21 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(CAP_NET_ADMIN and CAP_SYS_ADMIN): run as root" in (find_host_obstacle() or "")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "is_enough"),
+    [((12, 21), True), ((12,), False), ((21,), False), ((12, 20, 22), False), ((11, 13, 21), False), ((), False)],
+)
+def test_emulating_needs_the_capabilities_12_and_21(
+    capabilities: tuple[int, ...], is_enough: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As capability.h numbers CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+    status = tmp_path / "status"
+    bits = sum(1 << capability for capability in capabilities)
+    status.write_text(f"CapPrm:\t{2**40 - 1:016x}\nCapEff:\t{bits:016x}\n")
+    monkeypatch.setattr(namespaces, "Path", lambda _: status)
+    assert namespaces._has_capabilities() is is_enough
+
+
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.sys, "platform", "linux")
     monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
@@ -194,3 +210,44 @@ def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatc
 def test_other_systems_have_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.sys, "platform", "darwin")
     assert "only Linux has" in (find_host_obstacle() or "")
+
+
+@pytest.mark.parametrize(
+    ("rate", "host", "hub"),
+    [
+        ("1gbit", (10**9, 250_000, 12_500_000), (10**9, 1_000_000, 12_500_000)),
+        ("100mbit", (10**8, 32_000, 4_000_000), (10**8, 128_000, 4_000_000)),
+        ("4000gbit", (4 * 10**12, 10**9, 2 * 10**9), (4 * 10**12, 2 * 10**9, 2 * 10**9)),
+    ],
+)
+def test_a_cable_holds_2_ms_at_once_and_keeps_100_ms_of_its_rate(
+    monkeypatch: pytest.MonkeyPatch, rate: str, host: tuple[int, ...], hub: tuple[int, ...]
+) -> None:
+    """Bursts of at least 32 kB, four times as much at the hub; queues of at least 4 MB; neither beyond 2 GB."""
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(namespaces, "_run", lambda *words: commands.append(words))
+    namespaces._make_host(EmulatedHost(name="h", address="10.0.0.1"), "hub", "port0", parse_link(rate))
+    shaped = {words[2]: words[-6:] for words in commands if words[0] == "tc"}
+    assert shaped == {
+        name: ("rate", f"{bits}bit", "burst", f"{burst}b", "limit", f"{queue}b")
+        for name, (bits, burst, queue) in (("h", host), ("hub", hub))
+    }
+    mtus = [words[place + 1] for words in commands for place, word in enumerate(words) if word == "mtu"]
+    assert mtus == ["9000", "9000"]
+
+
+def test_processes_that_stay_in_a_namespace_are_killed_for_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stays").touch()
+    killed: list[int] = []
+    clock = iter(range(100))  # a second for every look
+    slept: set[float] = set()
+    monkeypatch.setattr(namespaces, "PLACE", tmp_path)
+    monkeypatch.setattr(namespaces, "list_pids", lambda _: [123])
+    monkeypatch.setattr(namespaces, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=slept.add))
+    monkeypatch.setattr(namespaces.os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(namespaces, "subprocess", SimpleNamespace(run=lambda *_, **__: None))
+    remove_namespaces(["stays", "gone"])
+    assert killed == [123] * 4  # at 1, 2, 3 and 4 s
+    assert slept == {0.02}

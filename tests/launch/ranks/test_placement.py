@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_binding_by_numa_node_gives_the_published_masks(system: Path, monkeypatc
 def test_cores_survive_being_written_as_linux_does(cores: set[int]) -> None:
     assert parse_cores(format_cores(cores)) == tuple(sorted(cores))
     assert int(format_mask(cores), 16).bit_count() == len(cores)
+
+
+def test_a_node_whose_distances_are_not_all_told_has_those_that_are(system: Path) -> None:
+    (system / "devices/system/node/node2/distance").write_text("12 12\n")
+    found = read_distances(system)
+    assert {pair for pair in found if pair[0] == 2} == {(2, 0), (2, 1)}
+    assert found[3, 2] == 12
 
 
 def test_numa_nodes_and_distances_are_read(system: Path) -> None:
@@ -168,3 +176,25 @@ def test_as_many_ranks_as_cores_could_have_one_each() -> None:
     placements = [Placement(rank=rank, host="n1", cores=(0, 1), num_host_cores=2) for rank in range(2)]
     (mistake,) = find_mistakes(placements)
     assert mistake.message == "ranks 0 and 1 of n1 share cores 0-1: none of them is bound"
+
+
+@pytest.mark.parametrize(("distance", "is_far"), [(10, False), (11, True), (None, False)])
+def test_a_device_is_far_from_beyond_its_own_node_on(distance: int | None, is_far: bool) -> None:
+    device = LocalDevice(index=0, name="A100", pci="", numa_node=3)
+    place = Placement(rank=0, host="n1", cores=(0, 1), numa_nodes=(0,), device=device, distance=distance)
+    assert [mistake.next_step for mistake in find_mistakes([place])] == [
+        "bind it to cores next to the device, or use --bind numa"
+    ] * is_far
+
+
+def test_the_driver_has_ten_seconds_to_list_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def run(query: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        asked.append((options["timeout"], options["check"]))
+        return subprocess.CompletedProcess(query, 0, stdout="x, A100, 0\n2, A100\n1, A100, 00000000:46:00.0\n")
+
+    monkeypatch.setattr("shutil.which", lambda _: "nvidia-smi")
+    monkeypatch.setattr("subprocess.run", run)
+    assert [device.index for device in list_devices(Path("nowhere"))] == [1]
+    assert asked == [(10, False)]

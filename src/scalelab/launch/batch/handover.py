@@ -39,9 +39,8 @@ from scalelab.launch.batch.system import (
     size_job,
     wait_for_results,
 )
-from scalelab.launch.ranks.allocation import find_own_job, name_job
 from scalelab.launch.stepped import count_cores_per_process
-from scalelab.records.launchers import SCHEDULERS, BatchNote, find_batch
+from scalelab.records.launchers import SCHEDULERS, BatchNote, find_batch, find_own_job, name_job
 from scalelab.records.running import RUNNING, refuse_holder
 from scalelab.records.settings import find_kind
 from scalelab.records.store import JOBS_FILE, RunStore

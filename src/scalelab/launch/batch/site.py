@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.launchers import SCHEDULERS, Scheduler, find_own_batch
+from scalelab.records.launchers import SCHEDULERS, Scheduler
 from scalelab.units import parse_seconds
 
 DEFAULT_WALL_TIME = "30min"
@@ -59,8 +59,8 @@ class Site:
     container: Text = None
     """Prefix of every rank's command, for example "apptainer exec --nv image.sif"."""
     python: Text = None
-    """Python with scalelab on the nodes or in the container. None: the one that submits; in a container,
-    its python3."""
+    """Python with scalelab on the nodes or in the container. None: the submitting interpreter; in a
+    container, python3."""
     directives: tuple[str, ...] = ()
     """More directives as name=value, for example qos=debug (Slurm) or l=singularity_fakeroot=true (PBS)."""
     poll: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
@@ -91,6 +91,29 @@ class Site:
     @property
     def poll_seconds(self) -> float:
         return read_flag("poll", self.poll or DEFAULT_POLL, parse_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """How a job is submitted with --launcher slurm, pbs or lsf outside an allocation."""
+
+    site_file: Annotated[str | None, tyro.conf.arg(name="site", metavar="FILE")] = None
+    """File with defaults of the flags below. None: ~/.config/scalelab/site.toml, if it exists."""
+    detach: bool = False
+    """Submit and return; scalelab list shows the state."""
+    job_per_trial: bool = False
+    """Submit one job per trial, each on the nodes it needs, instead of one for all."""
+    queue_timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    """Cancel a job that waits in the queue for longer. None: no limit."""
+    asked: Site = field(default_factory=Site)
+
+    def __post_init__(self) -> None:
+        if self.queue_seconds is not None:
+            check_positive("queue_timeout", self.queue_seconds)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        return None if self.queue_timeout is None else read_flag("queue_timeout", self.queue_timeout, parse_seconds)
 
 
 def parse_wall_time(text: str) -> float:
@@ -171,9 +194,3 @@ def _check_plain(name: str, value: str | None) -> None:
         raise UsageError(
             f"{flag(name)} {value!r} cannot be used in a job script: use letters, digits and @ % + = : , . / - only"
         )
-
-
-def find_scheduler(launcher: str, variables: Mapping[str, str]) -> Scheduler | None:
-    """The batch system that a run must be submitted to; None: it runs here, or in the current allocation."""
-    scheduler = next((name for name in SCHEDULERS if name == launcher), None)
-    return None if scheduler is None or find_own_batch(variables) == scheduler else scheduler

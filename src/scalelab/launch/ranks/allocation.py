@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from scalelab.errors import RankUnknown
-from scalelab.records.launchers import Scheduler, find_batch, find_own_batch, load
+from scalelab.records.launchers import Allocation
 
 MOST_NODES = 1_000_000
 
@@ -63,35 +62,6 @@ def read_node_file(path: Path) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allocation:
-    """What one job may use."""
-
-    scheduler: Scheduler
-    job_id: str
-    num_nodes: int
-    first_node: str
-    tasks_per_node: int | None = None
-    """Processes requested per node; None: unknown."""
-    cores_per_node: int | None = None
-
-
-def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
-    """The allocation that this process is in; None: it is in none."""
-    scheduler = find_own_batch(variables)
-    return None if scheduler is None else load(find_batch(scheduler).read_allocation)(variables)
-
-
-def count_ranks_per_node(num_ranks: int, allocation: Allocation | None, given: int | None = None) -> int:
-    """The maximum number of ranks per node: nodes are filled one after the other, up to their request."""
-    if given is not None:
-        return min(given, num_ranks)
-    if allocation is None:
-        return num_ranks
-    evenly = -(-num_ranks // allocation.num_nodes)
-    return min(num_ranks, max(evenly, allocation.tasks_per_node or 1))
-
-
 def read_slurm(variables: Mapping[str, str]) -> Allocation:
     nodes = variables.get("SLURM_JOB_NODELIST", "")
     return Allocation(
@@ -126,7 +96,7 @@ def read_lsf(variables: Mapping[str, str]) -> Allocation:
     words = variables.get("LSB_MCPU_HOSTS", "").split()
     slots = {node: int(count) for node, count in zip(words[::2], words[1::2], strict=False) if count.isdigit()}
     first = next(iter(slots), "")
-    if len(slots) > 1 and slots[first] == 1 and min(list(slots.values())[1:]) > 1:
+    if len(slots) > 1 and slots[first] == 1 and min(list(slots.values())[1:]) >= 2:
         del slots[first]
     return Allocation(
         scheduler="lsf",
@@ -148,17 +118,6 @@ def _read_most(variables: Mapping[str, str], name: str) -> int | None:
 
 def _read_least(variables: Mapping[str, str], name: str) -> int | None:
     return min(expand_tasks(variables[name], variable=name)) if variables.get(name) else None
-
-
-def find_own_job(variables: Mapping[str, str]) -> str:
-    """The batch job that this process is in, as `name_job` writes it; empty: it is in none."""
-    scheduler = find_own_batch(variables)
-    return "" if scheduler is None else name_job(scheduler, variables[find_batch(scheduler).job_variable])
-
-
-def name_job(scheduler: str, number: str) -> str:
-    """A job by its batch system and its number; the server's name, which PBS writes behind it, has several forms."""
-    return f"{scheduler} {number.partition('.')[0]}"
 
 
 HEADER = struct.Struct("@in" + 4 * "nni")

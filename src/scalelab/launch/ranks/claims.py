@@ -3,7 +3,7 @@
 A claim is what one of them says; `SOURCES` has a record of every launcher, the innermost first. Facts:
 
     torchrun     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), beside TORCHELASTIC_RUN_ID
-    Open MPI     OMPI_COMM_WORLD_*; its NODE_RANK counts the ranks of one node, it is no index of nodes
+    Open MPI     OMPI_COMM_WORLD_*; its NODE_RANK counts the ranks of one node, not an index of nodes
     MVAPICH      MV2_COMM_WORLD_*, from version 3 on MVP_COMM_WORLD_*
     MPICH        PMI_RANK and PMI_SIZE beside MPI_LOCALRANKID and MPI_LOCALNRANKS, which only Hydra sets
     Intel MPI    the same, and I_MPI_*
@@ -16,7 +16,7 @@ A claim is what one of them says; `SOURCES` has a record of every launcher, the 
     Horovod      HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; _CROSS_RANK is the node where all have as many ranks
     HTCondor     _CONDOR_PROCNO and _CONDOR_NPROCS, of a parallel-universe job
     SageMaker    SM_HOSTS and SM_CURRENT_HOST, one process per host
-    AWS Batch    AWS_BATCH_JOB_NODE_INDEX and _NUM_NODES, one process per node; an array index is no rank
+    AWS Batch    AWS_BATCH_JOB_NODE_INDEX and _NUM_NODES, one process per node; an array index is not a rank
     Kubernetes   JOB_COMPLETION_INDEX of an Indexed Job, without a world size
     PALS         PALS_*, and PMI_* beside it on Polaris; the file PALS_APINFO has the whole job (`read_apinfo`).
                  Slurm and Flux set these too on a Cray EX

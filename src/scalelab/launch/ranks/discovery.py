@@ -11,7 +11,6 @@ default.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +20,13 @@ from pathlib import Path
 import psutil
 
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import find_first_host, read_node_file
+from scalelab.launch.ranks.allocation import read_node_file
 from scalelab.launch.ranks.claims import SOURCES, Claim, VariableReader, is_shell, read_environment
 
 BY_THEMSELVES = ("torchrun", "environment")
 """Who may be the only rank inside a task of another launch: these are set on purpose for it."""
 MPI = ("Open MPI", "MVAPICH", "MVAPICH2", "Intel MPI", "MPICH")
 CHECKED = ("rank", "num_ranks", "local_rank", "num_local_ranks", "node", "num_nodes")
-LOOPBACK = "127.0.0.1"
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """What counts beside it where a job is started again."""
 PROXIES = ("hydra_pmi_proxy", "mpirun_rsh", "mpispawn", "prted", "orted", "prterun", "mpirun", "mpiexec")
@@ -48,8 +46,6 @@ class Membership:
     num_local_ranks: int | None = None
     node: int | None = None
     num_nodes: int | None = None
-    master_address: str | None = None
-    """Rank 0's host; None: unknown."""
     variables: tuple[str, ...] = ()
     """What all this was read from."""
     agreeing: tuple[str, ...] = ()
@@ -94,7 +90,6 @@ def find_membership(variables: Mapping[str, str]) -> Membership | None:
         num_local_ranks=claim.num_local_ranks,
         node=claim.node,
         num_nodes=claim.num_nodes,
-        master_address=_find_master(claim, variables),
         variables=tuple(dict.fromkeys(claim.variables)),
         agreeing=tuple(same),
         outer=tuple(around),
@@ -295,24 +290,6 @@ def _check_only_node(num_ranks: int, node: int | None, num_nodes: int | None, na
 
 def _say(number: int | None) -> str:
     return "–" if number is None else str(number)
-
-
-def _find_master(claim: Claim, variables: Mapping[str, str]) -> str | None:
-    """The host of rank 0, from any source."""
-    if variables.get("MASTER_ADDR"):
-        return variables["MASTER_ADDR"]
-    if claim.num_nodes == 1:
-        return LOOPBACK
-    is_in_order = variables.get("SLURM_DISTRIBUTION", "").partition(":")[0] != "arbitrary"
-    if claim.source == "Slurm" and variables.get("SLURM_STEP_NODELIST") and is_in_order:
-        return find_first_host(variables["SLURM_STEP_NODELIST"])
-    if claim.source == "SageMaker":
-        return min(map(str, json.loads(variables["SM_HOSTS"])))
-    if claim.source == "AWS Batch" and variables.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0") == "0":
-        return variables.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS") or None
-    if claim.source == "PALS" and variables.get("PBS_NODEFILE"):
-        return next(iter(read_node_file(Path(variables["PBS_NODEFILE"]))), None)
-    return None
 
 
 def _name_agent(variables: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from scalelab.errors import LaunchFailed, StorageFull, StoreError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Cause, Status, Trial, TrialResult
-from scalelab.runs.experiment import Event, Guidance, TrialEnded, TrialStarted, ignore_event, run_trials
+from scalelab.runs.scheduler import Event, Guidance, TrialEnded, TrialStarted, ignore_event, run_trials
 from tests.records import make_record, make_store
 
 CONFIGURATIONS = ("single-1", "control")
@@ -83,6 +84,31 @@ def test_a_failure_that_would_come_again_is_not_launched_again(tmp_path: Path, s
     assert controls[1].cause is Cause.REPEATED
     others = [result for result in results if result.trial.configuration != "control"]
     assert [result.status for result in others] == [Status.COMPLETED] * 3
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "global_batch", "launched"),
+    [(2, 8, ["control-r1", "single-1-r1"]), (1, 16, ["control-r1", "single-1-r1", "control-r2", "control-r3"])],
+)
+def test_a_script_with_another_batch_than_planned_ends_the_study_unless_another_size_may_do(
+    tmp_path: Path, num_ranks: int, global_batch: int, launched: list[str]
+) -> None:
+    class OtherBatchLauncher(FakeLauncher):
+        def launch(self, trial: Trial, directory: Path) -> TrialResult:
+            result = super().launch(trial, directory)
+            is_other = trial.configuration == "single-1"
+            return replace(result, status=Status.INVALID, cause=Cause.OTHER_BATCH) if is_other else result
+
+    sizes = {"control": {}, "single-1": {"num_ranks": num_ranks, "strategy": "ddp", "global_batch": global_batch}}
+    trials = [
+        make_record(configuration=name, round=number, **fields)
+        for number in (1, 2, 3)
+        for name, fields in sizes.items()
+    ]
+    launcher = OtherBatchLauncher(lambda _: 0.01)
+    results = run_trials(make_store(tmp_path, trials=trials), launcher, ignore_event)
+    assert launcher.launched == launched
+    assert len(results) == 6
 
 
 def test_a_crash_is_tried_again_in_every_round(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from scalelab.errors import LaunchFailed, UsageError
+from scalelab.launch.launcher import choose_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.stepped import LaunchStep, StepLauncher, find_step
 from scalelab.recipes.feasibility import find_launcher_obstacle
 from scalelab.records.trial import Status, Trial, TrialResult
-from scalelab.runs.launching import choose_launcher
 from scalelab.studies.scaling.study import StrongScaling, WeakScaling
 from scalelab.studies.shared.job import Job
 from tests.launch.played import write_mpiexec

@@ -1,1 +1,0 @@
-"""Runs that a batch system executes: their flags, and what their user sees."""
