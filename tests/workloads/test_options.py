@@ -16,9 +16,10 @@ from scalelab.worker.models.gpt2 import Gpt2
 from scalelab.worker.models.moe import Moe
 from scalelab.worker.models.networks import Lenet, Resnet18, make_mlp
 from scalelab.worker.models.transformer import make_transformer
+from scalelab.workloads.catalogue import MlpOptions, MoeOptions, TransformerOptions, largest_divisor
 from scalelab.workloads.gpt2_options import Gpt2Options
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
-from scalelab.workloads.options import MlpOptions, MoeOptions, TransformerOptions, WorkloadOptions, largest_divisor
+from scalelab.workloads.workload import WorkloadOptions
 from tests.worker.models.built import build, compute_loss, count_parameters
 
 MODELS: dict[type[Any], Callable[[Any], nn.Module]] = {

@@ -23,12 +23,11 @@ import tyro
 from scalelab.checks import check_at_least
 from scalelab.cli.flags import FILE, parse_flags
 from scalelab.errors import LaunchFailed, NothingMeasured, UsageError
-from scalelab.launch.launcher import check_torch
+from scalelab.launch.launcher import check_torch, try_trial
 from scalelab.records.environment import count_cores
 from scalelab.records.files import storage_errors
 from scalelab.records.launchers import LauncherName
 from scalelab.records.trial import Status, TrialResult
-from scalelab.runs.launching import try_trial
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Configuration, Sampling, plan_rounds
 from scalelab.units import format_count, format_loss, format_seconds
@@ -42,18 +41,18 @@ MOST_RANKS = 4
 class Init:
     """Write a build file for an existing model, and scalelab.toml with the defaults of the project.
 
-    The model is made, its forward is tried with synthetic inputs, and one step is trained, in separate processes.
+    Builds the model, tries its forward on synthetic inputs and trains one step, in separate processes.
     """
 
     model: Annotated[str | None, tyro.conf.Positional] = None
     """Class of the model, or function that makes it: file.py:Class or package.module:Class. A function build, which
-    returns model, batches and loss, is taken as it is. None: asks."""
+    returns model, batches and loss, is used as is. None: ask."""
     arguments: str = ""
-    """What the class is called with, as in Python: 'hidden=64, classes=10'."""
+    """Arguments of the class, as in Python: 'hidden=64, classes=10'."""
     build: Path = Path("scalelab_build.py")
     """Build file to write."""
     ranks: tuple[int, ...] = ()
-    """World sizes of the project. None: 1, 2 and 4, as far as there are cores."""
+    """World sizes of the project. None: 1, 2 and 4, up to the number of cores."""
     launcher: LauncherName = "local"
     """How ranks are started in this project."""
     site: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None

@@ -5,7 +5,6 @@ Built-in workloads declare their options; those of your own are the parameters o
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import sys
 import typing
@@ -17,16 +16,17 @@ from typing import Annotated, Any
 import tyro
 
 from scalelab.checks import FLAGS, check_divisible, flag
-from scalelab.cli.batch.submission import Submission
 from scalelab.cli.flags import RunsDir, add_defaults, parse_known_flags, suggest_flag
 from scalelab.cli.output import Output
 from scalelab.errors import UsageError
+from scalelab.launch.batch.site import Submission
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import Option
 from scalelab.studies.catalogue import STUDIES, find_name, load_study
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.script import read_script
 from scalelab.studies.shared.study import QUICK_FIELDS, Study
+from scalelab.studies.shared.variations import read_literal
 from scalelab.workloads.catalogue import find_workload
 from scalelab.workloads.source import OwnWorkload
 
@@ -337,14 +337,5 @@ def read_options(parsed: Any, extra: Sequence[str]) -> dict[str, Option]:
         name, equals, value = argument.partition("=")
         if not name.startswith("--") or not (equals or rest):
             raise UsageError(f"{argument} is not --name value: options of your build() need both")
-        options[name.removeprefix("--").replace("-", "_")] = _read_literal(value if equals else rest.pop(0))
+        options[name.removeprefix("--").replace("-", "_")] = read_literal(value if equals else rest.pop(0))
     return options
-
-
-def _read_literal(text: str) -> Option:
-    """A number or a boolean if the text is one; otherwise the text."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return value if isinstance(value, bool | int | float | str) else text

@@ -11,9 +11,20 @@ import tyro
 from scalelab.checks import check_at_least, check_share, flag
 from scalelab.errors import UsageError
 from scalelab.records.settings import MaybeInt
-from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD, Divisible, Gpt2Shape
+from scalelab.workloads.workload import FLOPS_PER_MULTIPLY_ADD, Divisible
 
 MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Shape:
+    """The sizes that make a GPT-2 model."""
+
+    num_layers: int
+    num_heads: int
+    width: int
+    vocabulary: int
+    context: int
 
 
 GPT2_SHAPES = {

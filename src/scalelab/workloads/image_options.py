@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.workloads.options import FLOPS_PER_MULTIPLY_ADD
+from scalelab.workloads.workload import FLOPS_PER_MULTIPLY_ADD
 
 SIDE = 32
 """Pixels."""

@@ -1,10 +1,18 @@
-"""`Workload`: model, batches, loss and what else `build` may say of a training run."""
+"""What a workload is: its options, known without torch, and `Workload`, which `build` makes of them in a rank.
+
+A workload's options are a frozen dataclass whose fields are its flags. It knows its label, parameters and FLOPs without
+torch, and whether the options work together. Counts are closed forms that tests compare with torch's modules.
+
+FLOPs are those of matrix products and convolutions, per multiply-add 2 forward and 4 backward (gradients of weights and
+input). The first layer needs no input gradient, so a step does slightly less; norms, activations and the optimizer are
+not counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +20,64 @@ if TYPE_CHECKING:
 
     Loss = Callable[[nn.Module, Any], torch.Tensor]
     MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+NUM_POOLED_BATCHES = 4
+"""Random batches drawn in advance and reused in turn."""
+FLOPS_PER_MULTIPLY_ADD = 6.0
+"""2 forward, 4 backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divisible:
+    """What of a model an axis of a mesh must divide: how many of it there are, and what it is.
+
+    1: the model has no plan for that axis, and only one rank divides it.
+    """
+
+    tp: tuple[int, str] = (1, "plan for tensor parallelism")
+    pp: tuple[int, str] = (1, "plan for a pipeline")
+    ep: tuple[int, str] = (1, "experts to split")
+
+    def find_obstacle(self, num_pieces: int, num_stages: int, num_parts: int = 1) -> str | None:
+        """Why a model cannot be split so, into pieces of layers, stages and parts of the experts; None: it can."""
+        for size, axis, (count, what) in (
+            (num_pieces, "tp", self.tp),
+            (num_stages, "pp", self.pp),
+            (num_parts, "ep", self.ep),
+        ):
+            if count % size:
+                stages = "stages" if axis == "pp" else "ranks"
+                has = f"{size} {stages} do not divide the {count} {what} of the model" if count > 1 else f"no {what}"
+                return f"{axis}={size}: {has}"
+        return None
+
+
+class WorkloadOptions(Protocol):
+    """The options of a built-in workload: a frozen dataclass whose fields are its flags."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        ...
+
+    def count_parameters(self) -> int:
+        """Trainable parameters."""
+        ...
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of one training step on one sample: 2 forward, 4 backward per multiply-add."""
+        ...
+
+    def resolve(self) -> Self:
+        """The same with absolute paths, so a run can be resumed from any directory."""
+        ...
+
+    def check(self) -> None:
+        """Raise `UsageError` for options that do not work together, and for missing data."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
