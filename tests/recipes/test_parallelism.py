@@ -13,7 +13,7 @@ from scalelab.recipes.report import ROW
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.report.findings import select
 from scalelab.runs.experiment import run_study
-from scalelab.workloads.options import MlpOptions
+from scalelab.workloads.catalogue import MlpOptions
 from tests.recipes.played import PlayedLauncher
 
 

@@ -44,7 +44,7 @@ ROWS = {
     "parallelism": ["L1", "L2", "L3"],
 }
 NOT_RUN = {"P9", "S6"}
-MOST_LINES = {"polaris": 600, "gpt2": 390, "scaling": 495, "resnet": 470, "quantization": 240, "parallelism": 300}
+MOST_LINES = {"polaris": 605, "gpt2": 390, "scaling": 515, "resnet": 475, "quantization": 240, "parallelism": 300}
 """Of a terminal of 80 columns."""
 MB = 2**20
 SCRIPTS = {file.name: file for file in list_scripts("polaris")}
@@ -333,6 +333,7 @@ ANSWERS = {
         r"\+ 0\.\d .*ms left over",
         r"fraction 1[345]",
         r"Every rank computes with 1 thread, the plain loop too: 2 ranks have 2 times its cores",
+        r"That is no more than comes from work that does not shrink with the batch \(with 32 instead of 64 samples",
     ),
     "S3.efficient": (r"2 ranks: 1\.7\d+ ± \S+ for mlp 1024×3, 1\.7\d+ ± \S+ for mlp 128×2",),
     "S3.differ": (
@@ -342,11 +343,11 @@ ANSWERS = {
         r"a byte costs more in the small model, so most of its communication is latency",
     ),
     "S3.bottleneck": (
-        r"over computing is 0\.1\d .* the threshold is [34] .* samples per rank",
-        r"up to 10 \(\d+ to \d+\) ranks",
+        r"exceeds 1: below \d\.\d \(\S+ to \S+\) samples per rank for mlp 128×2 on 2 ranks, .* Here r is 0\.1\d+ ",
+        r"r is 1 at 1\d \(\d+ to \d+\) ranks for mlp 128×2.* \(extrapolated",
     ),
-    "S4.device_0": (r"6\.30 MB pass through it in a step on 2 devices", r"updates alone"),
-    "S4.architecture": (r"2·M·\(N − 1\)/N bytes, 3\.15 MB here and never more than 6\.30 MB", r"grow with the devices"),
+    "S4.device_0": (r"device 0, 6\.30 MB in a step here \(M = 3\.15 MB, N = 2\)", r"updates alone"),
+    "S4.architecture": (r"4·M·\(N − 1\)/N bytes .*, 6\.30 MB here and never more than 12\.6 MB", r"N/2 times as many"),
     "S4.acceptable": (
         r"notebooks, debugging, inference",
         r"DP's step over DDP's, (0\.99|1\.00).*: here DP is acceptable",
@@ -356,8 +357,12 @@ ANSWERS = {
         r"1\.7\d+ ± \S+ at 0 ms, 1\.6\d+ ± \S+ at 10 ms",
         r"1\.[34]\d+ ± \S+ at 40 ms",
     ),
-    "S5A.linearly": (r"non-linearly: fast at first", r"\(T₁ \+ d\)/\(T_N \+ d\)", r"predicts 1\.6\d+ ± \S+ at 10 ms"),
-    "S5A.amdahl": (r"f = d/\(T₁ \+ d\) = 3[45]\.?\d* ± \S+ %", r"1/f = 2\.9 times", r"predicts 1\.6\d"),
+    "S5A.linearly": (
+        r"non-linearly: fast at first",
+        r"\(T_1 \+ d\)/\(T_N \+ d\)",
+        r"predicts 1\.6\d at 10 ms \(measured",
+    ),
+    "S5A.amdahl": (r"f = d/\(T_1 \+ d\)", r"f = 3[45]\.?\d* ± \S+ %: S = 1\.\d\d", r"1/f = 2\.[89]\d", r"of the law"),
     "S5B.improve": (
         r"^ Yes\. ",
         r"1\.6\d+ ± \S+ at global batch 32",
@@ -365,7 +370,7 @@ ANSWERS = {
         r"at global batch 1024 \(the last is 1\.\d+",
     ),
     "S5B.saturate": (
-        r"saturates at global batch 256: doubling it gives only 1\.0\d",
+        r"saturates at global batch 256: doubling it gives 1\.0\d",
         r"b/\(F \+ c·b\)",
         r"less than 1\.05 times only where c·b is over 9\.5 F",
         r"Fixed cost",
@@ -382,17 +387,20 @@ ANSWERS = {
     ),
     "R1.flattens": (r"1\.2\d ± \S+ times the images/s from batch 32 to 128, 1\.0\d",),
     "R2.kind": (r"^ Strong scaling holds for epochs, not for steps", r"steps scale weakly"),
-    "R2.weak": (r"^ Better: from 1 × 32 to 4 × 32, efficiency is 1\.7\d", r"published: 1\.80 times"),
+    "R2.weak": (r"^ Better: from 1 × 32 to 4 × 32, efficiency is 1\.7\d", r"from the published times: 1\.80"),
     "R2.data_point": (
         r"1 → 2 devices is 2\.0\d ± \S+ at batch 8 and 2\.0\d",
-        r"published: 1\.46 at batch 32, 1\.86 at 128",
+        r"from the published times: 1\.46 at batch 32, 1\.86 at 128",
     ),
     "R3.parts": (r"T_1/N and communication T_N − T_1/N of an epoch, in s: 1\.6\d ± \S+ and ",),
     "R4.bandwidth": (r"M = 178,488 bytes of gradients", r"at least .*B/s \(2 devices, batch 8\)"),
     "R5.accuracy": (r"^ Training accuracy in the last epoch is 40\.00 ± \S+ % with the large batch", r"fewer updates"),
     "R5.remedies": (r"0\.1 × 4 × 2048 / 128 = 6\.4", r"gradual warm-up", r"with warm-up 40\.00"),
     "R6.buffers": (r"^ Yes: 38,560 bytes of buffers beside 44,695,848 of gradients", r"not averaged"),
-    "R6.enough": (r"local batch norm and changes by \+0\.0 ± 0\.0 points with synchronized", r"over 5 seeds"),
+    "R6.enough": (
+        r"local batch norm and changes by \+0\.0 points \(\+0\.0 to \+0\.0\) with synchronized",
+        r"over 5 seeds",
+    ),
     "G1.difference": (r"3\.47 MB less after the step and 8 kB more at its peak", r"1177\.47 MB above the estimate"),
     "G2.throughput": (
         r"160 timed steps after 5 of warm-up .* processed 81,920 tokens in 2\.\d",
@@ -404,7 +412,7 @@ ANSWERS = {
         r"the same FLOP/s, no communication",
     ),
     "G4.batches": (r"grows up to batch 32", r"3\.1\d+ .* at 4", r"batch 64 does not fit"),
-    "G5.ddp": (r"1\.[56]\d? ± \S+ times as fast \(published: 1\.93\)", r"all-reduced once per step"),
+    "G5.ddp": (r"1\.[56]\d? ± \S+ times as fast \(from the published times: 1\.93\)", r"all-reduced once per step"),
     "G5.fsdp": (r"FULL_SHARD 1\.01, SHARD_GRAD_OP 1\.01", r"ddp 17\.3 MB, fsdp-full 6\.94 MB", r"four decimals"),
 }
 """What played answers have: a step takes 10 ms and 1 ms per sample of a rank, 4 ms of it communication."""
@@ -465,7 +473,7 @@ def test_one_training_run_has_one_row_beside_two_reports(documents: dict[str, Do
 def test_the_main_number_of_data_types_is_of_a_run_that_learns(documents: dict[str, Document]) -> None:
     overview = next(table for table in documents["polaris"].tables if table.columns[1].key == "number")
     (number,) = (line[1].value for line in overview.rows if line[0].value == "P7")
-    assert "bfloat16" in str(number)
+    assert "bfloat16 autocast" in str(number), "the published weights stayed float32"
 
 
 def test_the_width_alone_is_compared_with_its_square(documents: dict[str, Document]) -> None:

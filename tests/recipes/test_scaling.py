@@ -10,11 +10,15 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
-from scalelab.recipes.scaling.challenge import describe_curve, explain_excess
+from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.scaling.challenge import compare_cost, judge_losses
+from scalelab.recipes.scaling.delays import describe_curve, describe_model, explain_excess, relate_to_law
+from scalelab.recipes.scaling.questions import explain_rest
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
-from scalelab.recipes.scaling.sizes import compare_computing, describe_balance, judge_sizes
+from scalelab.recipes.scaling.sizes import compare_computing, describe_launches, find_threshold, is_loss, judge_sizes
 from scalelab.studies.shared.arms import Arm
-from scalelab.workloads.options import MlpOptions
+from scalelab.units import choose_unit
+from scalelab.workloads.catalogue import MlpOptions
 
 
 @pytest.mark.parametrize(("dim", "depth"), [(1024, 2), (8192, 8), (8192, 6)])
@@ -98,8 +102,8 @@ def test_speedups_of_the_same_rounds_compare_where_their_intervals_overlap() -> 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Estimate(value=2e-3, low=1e-3, high=12e-3), "2.00 ms (1.00 ms to 12.0 ms)"),
-        (Estimate(value=2e-3, low=-1e-3, high=5e-3), "2.00 ms (0 s to 5.00 ms)"),
+        (Estimate(value=2e-3, low=1e-3, high=12e-3), "2 (1 to 12) ms"),
+        (Estimate(value=2e-3, low=-1e-3, high=5e-3), "2.0 (0.0 to 5.0) ms"),
         (Estimate(value=2e-3, low=1e-3, high=3e-3), "2.0 ± 1.0 ms"),
         (Estimate(value=-2e-3, low=-3e-3, high=1e-3), "unknown"),
     ],
@@ -130,24 +134,132 @@ def test_computing_that_is_not_shared_is_told_from_communication() -> None:
     assert compare_computing([(one, play_ranks(2, [3.0, 3.0]))]) == "", "steps without communication were not measured"
 
 
-def test_a_bottleneck_has_the_share_of_its_step_that_its_ratio_gives() -> None:
-    words = describe_balance(play_ranks(2, [4.0, 4.0, 4.04, 4.0], [1.0, 1.0, 1.0, 1.01]))
-    assert "exposed communication over computing is 3.0" in words
-    assert "communication is the bottleneck, 75.00 % (" in words
-    assert words.endswith(" of the step.")
+def test_a_threshold_follows_from_fixed_and_growing_costs_of_computing() -> None:
+    """64 samples take 1.5 and 32 take 1, so F = 0.5: an all-reduce of 3 is 0.5 + 2.5, which 160 samples take."""
+    one, sending = play_ranks(1, [1.5] * 4), play_ranks(2, [4.0, 4.0, 4.04, 4.0], [1.0, 1.0, 1.0, 1.01])
+    words = find_threshold([(one, sending)])
+    assert "Here r is 3.00 (" in words
+    assert "So communication is the bottleneck for mlp 128×2 on 2 ranks." in words
+    assert words.startswith("When r, a step's exposed all-reduce over its computing, exceeds 1: below 160 (")
+    assert "samples per rank for mlp 128×2 on 2 ranks (extrapolated)." in words
+    assert "r is 1 at" not in words, "more ranks than these are beyond it too"
 
 
-def test_more_than_the_law_is_explained_by_whether_ranks_share_cores() -> None:
-    """Of a delay of 10, ranks that hide half of it gain more than the law; those that pay all of it do not."""
-    steps, hidden = [2.0, 2.1, 1.9, 2.0], [7.0, 7.1, 6.9, 7.0]
-    one = {(1, 0.0): play_ranks(1, steps), (1, 10.0): play_ranks(1, [step + 10 for step in steps])}
-    found = {
-        is_crowded: explain_excess(
-            one | {(2, 0.0): play_ranks(2, steps), (2, 10.0): play_ranks(2, hidden, is_crowded=is_crowded)}
-        )
-        for is_crowded in (False, True)
-    }
-    assert all(words.startswith("More than the law at 2 ranks with 10000 ms: ") for words in found.values())
+def test_a_threshold_in_ranks_takes_the_longer_all_reduce_and_the_smaller_batch() -> None:
+    """F = 2, c·64 = 4, and 6·(N − 1)/N to all-reduce: 16 samples, or 2.5 ranks, as 3.6 = 2 + 4/2.5."""
+    one, computing = play_ranks(1, [6.0] * 4), [4.0, 4.0, 4.0, 4.01]
+    fair, crowded = (play_ranks(n, [7.0, 7.0, 7.04, 7.0], computing, is_crowded=n == 4) for n in (2, 4))
+    words = find_threshold([(one, fair), (one, crowded)])
+    assert "So computing is the bottleneck for mlp 128×2 on 2 and 4 ranks." in words
+    assert "exceeds 1: below 16 (" in words
+    assert "F is of one rank's step 33 % for mlp 128×2." in words
+    assert "r is 1 at 2.5 (2.5 to 2.5) ranks for mlp 128×2 (extrapolated" in words
+    assert "do not follow the model, which gives r = 1.5 for mlp 128×2 on 4 ranks (0.75 measured)" in words
+    shared = find_threshold([(one, play_ranks(2, [5.0, 5.0, 5.04, 5.0], computing, is_crowded=True))])
+    assert "samples per rank" not in shared, "cores that ranks share are not those that more ranks would have"
+
+
+def test_an_all_reduce_shorter_than_the_fixed_cost_is_no_bottleneck_at_any_batch() -> None:
+    """F = 2 of 6, and an all-reduce of 1."""
+    one, spread = play_ranks(1, [6.0] * 4), play_ranks(2, [5.0, 5.0, 5.04, 5.0], [4.0, 4.0, 4.0, 4.01])
+    words = find_threshold([(one, spread)])
+    assert "exceeds 1: at no batch for mlp 128×2 on 2 ranks (extrapolated)" in words
+    assert "the all-reduce of mlp 128×2 takes less than F, so no batch is too small" in words
+
+
+def test_launches_that_differ_widely_are_named() -> None:
+    assert describe_launches([play_ranks(2, [1e-3, 1.5e-3, 1.2e-3])]) == ""
+    words = describe_launches([play_ranks(2, [1e-3, 4e-3, 1.2e-3])])
+    assert words.startswith("Launches differ widely (median step of mlp 128×2 on 2 ranks from 1.00 ms to 4.00 ms)")
+
+
+def play_delays(hidden: float = 0.0, *, is_crowded: bool = False) -> dict[tuple[int, float], Arm]:
+    """Steps of 2 on one rank and 1.5 on two, and with a delay of 10, part of which two ranks hide."""
+    one, two = [2.0, 2.1, 1.9, 2.0], [1.5, 1.6, 1.4, 1.5]
+    steps = {(1, 0.0): one, (1, 10.0): [step + 10 for step in one], (2, 0.0): two}
+    steps[2, 10.0] = [step + 10 - hidden for step in two]
+    arms = {key: play_ranks(key[0], found, is_crowded=is_crowded and key[0] > 1) for key, found in steps.items()}
+    for arm in arms.values():
+        arm.__dict__["step"] = around(arm.clean[0][0])
+    return arms
+
+
+def test_more_than_the_model_is_explained_by_whether_ranks_share_cores() -> None:
+    """Of a delay of 10, ranks that hide half of it gain more than the model; those that pay all of it do not."""
+    found = {is_crowded: explain_excess(play_delays(5.0, is_crowded=is_crowded)) for is_crowded in (False, True)}
+    assert all(words.startswith("More than the model on 2 ranks with 10000 ms: ") for words in found.values())
     assert "share cores" in found[True]
-    assert "not measured" in found[False]
-    assert explain_excess(one | {(2, 0.0): one[1, 0.0], (2, 10.0): play_ranks(2, [12.0, 12.1, 11.9, 12.0])}) == ""
+    assert "was not measured" in found[False]
+    assert explain_excess(play_delays()) == ""
+
+
+def test_the_additive_model_is_rejected_only_where_the_measurement_leaves_it() -> None:
+    """(2 + 10)/(1.5 + 10) = 1.04."""
+    words = describe_model(play_delays(), 2, [0.0, 10.0])
+    assert "the additive model S(d) = (T_1 + d)/(T_N + d)" in words
+    assert "It predicts 1.04 at 10000 ms (measured over that: 1.00" in words
+    assert words.endswith("the measurement does not reject it.")
+    assert describe_model(play_delays(5.0), 2, [0.0, 10.0]).endswith("the measurement rejects it at 10000 ms.")
+
+
+def test_amdahls_law_has_the_delay_as_its_serial_part() -> None:
+    """f = 10/12, so S = 1/(10/12 + 1/12) = 12/11 on two ranks, and at most 1.2."""
+    words = relate_to_law(play_delays(), 2, [10.0])
+    assert words.startswith("Amdahl's law is S = 1/(f + (1 − f)/N)")
+    assert "S = 1.09, and on no number of ranks more than 1/f = 1.20" in words
+    assert "It is less than the law" in words
+
+
+def play_plain(batch: int, steps: Sequence[float]) -> Arm:
+    trial = SimpleNamespace(global_batch=batch, strategy="single", num_ranks=1, options={})
+    rounds = [[step] for step in steps]
+    return cast(Arm, SimpleNamespace(trial=trial, clean=rounds, configuration=f"b{batch}", is_measured=True))
+
+
+def test_what_is_left_over_is_split_into_the_smaller_batch_and_the_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 ms beyond half of 4 ms: with half of the batch the plain loop takes 3 of 4 ms, so 1 ms more than half."""
+    monkeypatch.setattr("scalelab.recipes.scaling.questions.describe_update", lambda _: "")
+    steps = [4e-3, 4.04e-3, 3.96e-3, 4e-3]
+    small, whole = play_plain(32, [3 / 4 * step for step in steps]), play_plain(64, steps)
+    whole.__dict__["step"] = around(4e-3, 1e-5)
+    batches = cast(Outcome, SimpleNamespace(arms={"small": small, "whole": whole}))
+    unit = choose_unit("seconds", [4e-3])
+    spread = play_ranks(2, steps)
+    words = explain_rest(whole, spread, 2.0, unit, None, batches)
+    assert "Of what is left over, 1.00 ± 0.00 ms come from work that does not shrink with the batch" in words
+    assert "with 32 instead of 64 samples the plain loop still takes 0.750 ± 0.000 of its step, not 0.50: S5B" in words
+    assert "and 1.00 ms are not explained by this run (caches and memory that ranks share would add to them)" in words
+    one_rank = play_plain(64, [step + 0.4e-3 for step in steps])
+    one_rank.trial.__dict__["strategy"], one_rank.__dict__["label"] = "ddp", "ddp × 1"
+    words = explain_rest(whole, spread, 2.0, unit, None, batches, one_rank)
+    assert "0.40 ± 0.00 ms come from ddp's own work, as on one rank (ddp × 1 less the plain loop)" in words
+    assert "and 0.60 ms are not explained by this run" in words
+    assert explain_rest(whole, spread, 0.5, unit, None, batches).startswith("That is no more than comes from work")
+    crowded = explain_rest(whole, play_ranks(4, steps, is_crowded=True), 2.0, unit, 2, batches)
+    assert "1.00 ms come from missing cores (4 ranks have those of 2: 1/2 − 1/4 of the plain loop)" in crowded
+    assert explain_rest(whole, spread, 2.0, unit, None, None).startswith("What is left over is compute")
+
+
+def test_a_slow_rank_costs_less_than_its_sleep_where_ranks_wait_anyway() -> None:
+    cost, waiting = around(18e-3, 1e-3), around(2e-3, 1e-3)
+    assert "a rank waits 2.0 ± 1.0 ms per step for the others anyway" in compare_cost(cost, 20e-3, waiting)
+    assert compare_cost(cost, 20e-3).endswith("would explain that, and is not measured.")
+    assert "consistent with 20 ms" in compare_cost(around(20e-3, 1e-3), 20e-3, waiting)
+
+
+def test_ranks_that_lose_are_named_beside_those_that_gain() -> None:
+    slow, even, fast = ([4.0, 4.1, 4.0, 3.9], [2.0, 2.05, 2.0, 1.95], [1.0, 1.02, 1.0, 0.98])
+    found = {
+        batch: (play_plain(batch, plain), play_ranks(2, spread))
+        for batch, plain, spread in ((32, fast, even), (64, slow, even))
+    }
+    assert judge_losses(found) == ", but 2 ranks are slower than the plain loop at batch 32, and faster at 64"
+    assert judge_losses({32: found[32]}).endswith("at every one of these batches")
+    assert judge_losses({64: found[64]}) == ""
+
+
+def test_a_loss_is_one_in_every_model() -> None:
+    assert is_loss([around(0.7), around(0.3)])
+    assert not is_loss([around(0.7), around(1.3)])
+    assert not is_loss([around(0.7), around(0.95, 0.2)]), "it may be none"
+    assert not is_loss([around(0.7), None])

@@ -338,11 +338,15 @@ def test_job_scripts_say_where_they_belong(tmp_path: Path) -> None:
 
 
 def test_the_job_starts_one_torchrun_on_each_of_its_nodes(tmp_path: Path) -> None:
-    """With a real mpiexec; torchrun here only prints its words."""
+    """With a real mpiexec; torchrun here only prints its words, and ends when both have: MPICH's mpiexec can die of
+    SIGPIPE when one process ends before the other has started."""
     mpiexec = Path(find_mpiexec("mpich"))
     write_scripts("polaris", tmp_path)
     (tmp_path / "nodes").write_text("localhost\n127.0.0.1\n")
-    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    both = '[ -e "$PBS_O_WORKDIR/0" ] && [ -e "$PBS_O_WORKDIR/1" ]'
+    (tmp_path / "torchrun").write_text(
+        f'#!/bin/sh\necho "$@"\n: >"$PBS_O_WORKDIR/$PMI_RANK"\nuntil {both}; do :; done\n'
+    )
     (tmp_path / "torchrun").chmod(0o755)
     variables = {
         "PATH": f"{tmp_path}:{mpiexec.parent}:{os.environ['PATH']}",
@@ -351,7 +355,7 @@ def test_the_job_starts_one_torchrun_on_each_of_its_nodes(tmp_path: Path) -> Non
         "PBS_O_WORKDIR": str(tmp_path),
     }
     job = ["bash", tmp_path / "submit_2nodes_prof.pbs"]
-    done = subprocess.run(job, env=variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(job, env=variables, capture_output=True, text=True, check=True, timeout=60)
     (words,) = set(done.stdout.splitlines())
     assert len(done.stdout.splitlines()) == 2
     assert words == (

@@ -11,20 +11,20 @@ from typing import Annotated
 
 import tyro
 
-from scalelab.cli.batch.submission import check_unused_by_rows, make_submitter
+from scalelab.cli.batch import check_unused_by_rows, make_submitter
 from scalelab.cli.flags import parse_flags
 from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
 from scalelab.cli.output import fill_notebook
 from scalelab.cli.study_flags import Execution, find_flag_value
 from scalelab.data.shards import find_shards
 from scalelab.errors import DamagedRun, UsageError
+from scalelab.launch.launcher import choose_launcher
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.recipes.recipe import write_scripts
 from scalelab.recipes.reproduce import RECIPES, Reproduce
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import from_builtins
 from scalelab.runs.experiment import start_run
-from scalelab.runs.launching import choose_launcher
 
 NO_BREAK = "\u00a0"
 

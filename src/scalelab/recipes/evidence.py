@@ -8,7 +8,7 @@ A published figure is text: it keeps the digits and the unit that it was printed
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from scalelab.analysis.estimate import Domain, Estimate
 from scalelab.analysis.stats import estimate_location, estimate_ratio, estimate_unpaired_ratio, pair_medians
 from scalelab.answers.train import TrainStudy
 from scalelab.recipes.recipe import Outcome, Outcomes, Size
-from scalelab.recipes.setting import name_model
+from scalelab.recipes.setting import RANDOM, name_model
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Table
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, ratio_column, text_column
@@ -24,7 +24,7 @@ from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.sweep import CONTROL
-from scalelab.units import Quantity, format_known, format_quantity, is_known
+from scalelab.units import Quantity, format_known, format_quantity
 from scalelab.workloads.catalogue import BUILT_IN, make_options
 
 UNTOLD = "This run does not show it"
@@ -236,8 +236,8 @@ class MemoryForecast(Memory):
         return self.plan_forecasts()
 
 
-def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]:
-    """Whether every configuration would fit into a device."""
+def describe_forecast(outcome: Outcome | None, device_bytes: float, origin: str = "as published") -> list[str]:
+    """Whether every configuration would fit into a device; with where its sizes come from."""
     sentences = []
     for row in collect_rows(outcome.results) if outcome else ():
         if row.forecast is None:
@@ -246,7 +246,7 @@ def describe_forecast(outcome: Outcome | None, device_bytes: float) -> list[str]
         model = make_options(row.trial.workload, row.trial.options).label
         verdict = "fits" if peak <= device_bytes else "does not fit"
         sentences.append(
-            f"Prediction, not measured: {model} as published in {row.trial.dtype}, {row.label} per rank, peaks at"
+            f"Prediction, not measured: {model} {origin} in {row.trial.dtype}, {row.label} per rank, peaks at"
             f" {say('bytes', peak)} with CPU operators; it {verdict} into {say('bytes', device_bytes)}, not"
             " counting fragmentation and the CUDA context."
         )
@@ -260,6 +260,36 @@ def read_peak(outcome: Outcome | None) -> int | None:
 
 
 ACCOUNTED = "accounted: what torch's allocator holds at the peak of a step, not what the process has resident"
+
+
+def list_tables(outcome: Outcome) -> list[Table]:
+    """The tables of a study, each with a title; of a training run not its curve: on random data it shows nothing."""
+    document = outcome.document
+    found = []
+    for section in document.sections if document else ():
+        for number, table in enumerate(section.tables):
+            title = table.title or (section.heading if number == 0 else "")
+            found.append(replace(name_resident(table, outcome), title=title))
+    kept = found[1:] if any(result.trial.training_run for result in outcome.results) else found
+    title = document.title if document else ""
+    return [replace(table, title=table.title or title) for table in kept[:1]] + kept[1:]
+
+
+def name_resident(table: Table, outcome: Outcome) -> Table:
+    """On a CPU, peaks are of the whole process, torch included: rows may show those of its tensors beside them."""
+    if any(result.trial.device != "cpu" for result in outcome.results):
+        return table
+    columns = (
+        replace(column, header="resident memory") if column.key == "peak_memory_bytes" else column
+        for column in table.columns
+    )
+    return replace(table, columns=tuple(columns))
+
+
+def learns_nothing(outcome: Outcome) -> bool:
+    """Whether it is a training run on random data: its loss is not what a row asks about."""
+    runs = [result.trial for result in outcome.results if result.trial.training_run]
+    return bool(runs) and all(trial.options.get("data", RANDOM) == RANDOM for trial in runs)
 
 
 class Compared(NamedTuple):
@@ -297,16 +327,19 @@ def make_beside_table(
     is_ratio: bool = False,
     is_signed: bool = False,
     header: str = "ours",
+    unlike: Collection[str] = (),
 ) -> Table | None:
     """Ours beside the published; None where there is nothing of ours. `is_ratio`: it compares across machines.
 
-    `is_signed`: lines may be differences, so that one below 0 is possible.
+    `is_signed`: lines may be differences, so that one below 0 is possible. `unlike`: lines that are not divided.
     """
     listed = list(lines)
     if all(line.ours is None for line in listed):
         return None
-    quotient: Field[Compared] = ratio_column(
-        "quotient", "ours / published", lambda line: divide_published(line.ours, line.published)
+    quotients = {line.what: divide_published(line.ours, line.published) for line in listed if line.what not in unlike}
+    quotient: Field[Compared] = ratio_column("quotient", "ours / published", lambda line: quotients.get(line.what))
+    is_divided = is_comparable(quantity, size, is_ratio=is_ratio) and any(
+        found is not None for found in quotients.values()
     )
     there: Field[Compared] = text_column(
         "published",
@@ -321,7 +354,7 @@ def make_beside_table(
         text_column("what", "what", lambda line: line.what),
         make_column(quantity, "ours", header, lambda line: line.ours, domain=domain),
         there if any(line.published is not None for line in listed) else None,
-        quotient if is_comparable(quantity, size, is_ratio=is_ratio) else None,
+        quotient if is_divided else None,
         title=title,
         notes=(*((INTERVAL_NOTE,) if has_interval else ()), *notes),
     )
@@ -333,19 +366,16 @@ def say(quantity: Quantity, value: Estimate | float | None) -> str:
 
 
 def say_wide(quantity: Quantity, value: Estimate | float | None) -> str:
-    """A number in an answer, however wide its interval: `1.9 ms (1.1 ms to 11.8 ms)` where that exceeds the number.
+    """A number in an answer, however wide its interval: `1.9 (1.1 to 11.8) ms`, with no end that is impossible.
 
-    `unknown` only where it came out impossible.
+    `unknown` only where the number itself is.
     """
-    if not isinstance(value, Estimate):
+    if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return format_quantity(quantity, value)
     if value.value < 0:
         return "unknown"
-    if is_known(value) or value.low is None or value.high is None:
-        return format_quantity(quantity, value)
-    high = min(value.high, 1.0) if quantity in ("share", "accuracy") else value.high
-    ends = (format_quantity(quantity, end) for end in (max(0.0, value.low), high))
-    return f"{format_quantity(quantity, value.value)} ({' to '.join(ends)})"
+    high = min(value.high, 1.0) if quantity in ("share", "accuracy") and value.value <= 1 else value.high
+    return format_quantity(quantity, replace(value, low=max(0.0, value.low), high=high))
 
 
 def keep_tables(*tables: Table | None) -> tuple[Table, ...]:

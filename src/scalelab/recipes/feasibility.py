@@ -26,12 +26,19 @@ from scalelab.answers.train import TrainStudy
 from scalelab.errors import RankUnknown, ScalelabError, UsageError
 from scalelab.launch.batch.jobscripts import NO_PSIJ
 from scalelab.launch.batch.site import Site
-from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.namespaces import find_host_obstacle
 from scalelab.launch.starters import find_program
 from scalelab.recipes.recipe import Size
 from scalelab.records.environment import find_gpus, installed_version, read_allowed_memory
-from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, STARTERS, Scheduler, find_batch, find_own_batch
+from scalelab.records.launchers import (
+    LAUNCHERS,
+    SCHEDULERS,
+    STARTERS,
+    Scheduler,
+    find_allocation,
+    find_batch,
+    find_own_batch,
+)
 from scalelab.records.strategies import ALL_PARTS, find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document

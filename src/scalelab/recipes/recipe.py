@@ -77,6 +77,8 @@ class Main(NamedTuple):
     """The published figure as it was printed, with its unit; empty: derived from printed figures."""
     is_ratio: bool = False
     """Whether it can be compared across machines although its quantity has a unit."""
+    is_alike: bool = True
+    """Whether the setup lets them compare: not with another network, nor with ranks that share cores."""
 
 
 class Question(NamedTuple):
@@ -130,6 +132,8 @@ class Row:
     """Why it does not run, or not completely."""
     reads: str = ""
     """The row whose parts these are, where it measures nothing of its own."""
+    cites: Mapping[str, str] = field(default_factory=dict)
+    """Parts of other rows that its answer quotes where they ran: the row of each."""
     num_tables: int | None = None
     """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -10,11 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import compare_tasks, divide_published, is_comparable, print_published, say
+from scalelab.recipes.evidence import (
+    compare_tasks,
+    divide_published,
+    is_comparable,
+    learns_nothing,
+    list_tables,
+    print_published,
+    say,
+)
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
 from scalelab.recipes.setting import describe_setting
 from scalelab.records.trial import Status, TrialResult
-from scalelab.report.document import Chart, Column, Document, Section, Table, make_cell
+from scalelab.report.document import Chart, Column, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
@@ -50,7 +58,7 @@ WIDEST = 0.25
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
     f"{IMPRECISE}: it is within our interval, but that is wider than ± {format_share(WIDEST)} of our number",
-    f"{OTHER_SETUP}: absolute numbers of another machine, model size or data set do not compare",
+    f"{OTHER_SETUP}: another machine, model size or data set, or for ratios another network or shared cores",
 )
 
 
@@ -87,7 +95,7 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     """Whether the interval holds the published number, else their quotient; None: there is nothing to compare."""
     if main is None or main.ours is None or main.published is None:
         return None
-    if not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
+    if not main.is_alike or not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
         return OTHER_SETUP
     ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
     if not is_known(ours):
@@ -162,7 +170,7 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
     num_agree, num_wide = comparable.count(AGREES), comparable.count(IMPRECISE)
     wide = f", {num_wide} {'is' if num_wide == 1 else 'are'} too imprecise to tell" if num_wide else ""
     said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree{wide}" if comparable else ""
-    to_measure = " to measure" if num_rows < len(rows) else ""
+    to_measure = " with measurements" if num_rows < len(rows) else ""
     yield ROWS(
         "",
         f"{len(ran)} of {format_count(num_rows, 'row')}{to_measure} ran{which}{said}.",
@@ -175,7 +183,7 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
         failed = list(dict.fromkeys(check.id for check in checks if check.holds is False))
         unproved = list(dict.fromkeys(check.id for check in checks if check.holds is None))
         hold = sum(check.holds is True for check in checks)
-        named = {"not": failed, "neither given nor refuted by its numbers": unproved}
+        named = {"not": failed, "not decided by the published numbers": unproved}
         which = "; ".join(f"{words}: {', '.join(ids)}" for words, ids in named.items() if ids)
         words = f"Published claims that hold when recomputed: {hold} of {len(checks)}{f' ({which})' if which else ''}."
         yield CHECKS("", words, claims=len(checks), hold=hold)
@@ -214,7 +222,7 @@ def make_section(one: Concluded) -> Section:
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
         paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
-        num_answers=len(lead),
+        num_answers=None if one.row.state and not answers else len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=one.answer.charts or tuple(choose_charts(named)),
@@ -236,18 +244,6 @@ def quote_studies(outcomes: Outcomes, is_crowded: bool) -> Iterator[str]:
         if outcome.document is not None:
             mark = f"{outcome.document.title} ({key}): " if len(outcomes) > 1 else ""
             yield from (f"{mark}{words}" for words in outcome.document.summary[: 1 if is_crowded else None])
-
-
-def list_tables(outcome: Outcome) -> list[Table]:
-    """The tables of a study, each with a title; of a training run not its curve: on random data it shows nothing."""
-    document = outcome.document
-    found = []
-    for section in document.sections if document else ():
-        for number, table in enumerate(section.tables):
-            found.append(replace(table, title=table.title or (section.heading if number == 0 else "")))
-    kept = found[1:] if any(result.trial.training_run for result in outcome.results) else found
-    title = document.title if document else ""
-    return [replace(table, title=table.title or title) for table in kept[:1]] + kept[1:]
 
 
 def shorten_table(table: Table) -> Table:
@@ -281,7 +277,7 @@ def mark_title(title: str, part: str) -> str:
 
 def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
     """The first chart of every part, with the part's name where there are several; the last names what is left out."""
-    mains = {key: find_main_chart(outcome.document) for key, outcome in outcomes.items() if outcome.document}
+    mains = {key: find_main_chart(outcome) for key, outcome in outcomes.items()}
     found = {key: chart for key, chart in mains.items() if chart is not None}
     left_out = list(found)[MOST_CHARTS:]
     for number, (key, chart) in enumerate(list(found.items())[:MOST_CHARTS], start=1):
@@ -291,8 +287,10 @@ def choose_charts(outcomes: Outcomes) -> Iterator[Chart]:
         yield named
 
 
-def find_main_chart(document: Document) -> Chart | None:
-    return next((chart for section in document.sections for chart in section.charts), None)
+def find_main_chart(outcome: Outcome) -> Chart | None:
+    if outcome.document is None or learns_nothing(outcome):
+        return None
+    return next((chart for section in outcome.document.sections for chart in section.charts), None)
 
 
 def make_check_table(checks: Sequence[Check]) -> Table:

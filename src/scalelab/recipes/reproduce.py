@@ -7,7 +7,7 @@ part, and its document is theirs under one title. So it is stored, resumed, show
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -211,7 +211,7 @@ class Reproduce(Study):
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         recipe = RECIPES[self.recipe]
         outcomes = {name: conclude_part(study, _select(results, *name)) for name, study in self.measured_parts.items()}
-        rows = [self._conclude_row(row, {key: outcomes[row.prefix, key] for key in row.parts}) for row in self.rows]
+        rows = [self._conclude_row(row, outcomes) for row in self.rows]
         wanted = {row.id for row in self.rows}
         checks = [check for check in recipe.make_checks() if check.id in wanted]
         last = (
@@ -236,9 +236,10 @@ class Reproduce(Study):
         where = f" on {' and '.join(sorted(places))}" if places else ""
         return f"Small stand-in{where}: {RECIPES[self.recipe].stand_in} · {rows}"
 
-    def _conclude_row(self, row: Row, outcomes: dict[str, Outcome]) -> Concluded:
-        own = {key: outcome for key, outcome in outcomes.items() if outcome.results}
-        answer = row.conclude(own)
+    def _conclude_row(self, row: Row, outcomes: Mapping[tuple[str, str], Outcome]) -> Concluded:
+        own = {key: found for key in row.parts if (found := outcomes[row.prefix, key]).results}
+        cited = {key: outcomes.get((other.lower(), key)) for key, other in row.cites.items()}
+        answer = row.conclude({key: found for key, found in cited.items() if found and found.results} | own)
         if row.state and answer.sentences:
             answer = replace(answer, sentences=(*answer.sentences, f"The command that repeats it: {self.command}"))
         is_hindered = not own and all((row.prefix, key) in self.obstacles for key in row.parts)

@@ -12,8 +12,8 @@ from pathlib import Path
 from scalelab.recipes.recipe import Outcomes
 from scalelab.records.trial import Status, StepKind, Trial
 from scalelab.units import format_count
-from scalelab.workloads.catalogue import BUILT_IN, make_options
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import BUILT_IN, TransformerOptions, make_options
+from scalelab.workloads.gpt2_options import Gpt2Options
 
 RANDOM = "synthetic"
 """The option of workloads for random data."""
@@ -32,7 +32,9 @@ def describe_setting(outcomes: Outcomes) -> str:
     steps = sorted({num_steps for num_steps, _ in counted} - {0})
     rounds, seeds = max(trial.round for trial in trials), len({trial.seed for trial in trials})
     times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
-    return f"{describe_trials(trials)} · {join_some(steps)} steps × {times}{describe_dropped(outcomes)}"
+    num_forecasts = sum(result.trial.is_forecast for result in completed)
+    also = f"; {format_count(num_forecasts, 'forecast')}" if num_forecasts else ""
+    return f"{describe_trials(trials)} · {join_some(steps)} steps × {times}{describe_dropped(outcomes)}{also}"
 
 
 def describe_dropped(outcomes: Outcomes) -> str:
@@ -52,10 +54,13 @@ def describe_trials(trials: Sequence[Trial]) -> str:
     delays = sorted({1e3 * trial.perturbation.seconds for trial in trials})
     built_in = [trial for trial in trials if trial.workload in BUILT_IN]
     labels = list(dict.fromkeys(map(name_model, built_in)))
+    options = [make_options(trial.workload, trial.options) for trial in built_in]
+    lengths = sorted({one.num_tokens for one in options if isinstance(one, Gpt2Options)})
     data = dict.fromkeys(map(name_data, built_in))
     return " · ".join(
         [
             join_some(labels),
+            *([f"sequence length {join_some(lengths)}"] if lengths else []),
             join_some(list(data)),
             f"global batch {join_some(sorted({trial.global_batch for trial in trials}))}",
             f"{join_some(ranks)} rank{'' if ranks == [1] else 's'}",

@@ -84,6 +84,6 @@ def test_settings_of_rows_that_differ_in_layers_differ() -> None:
 
 
 def test_a_lopsided_ratio_stands_before_its_verdict_with_both_ends() -> None:
-    assert say_judged(Estimate(value=3.0, low=1.6, high=5.4)) == "3.00 (1.60 to 5.40)"
+    assert say_judged(Estimate(value=3.0, low=1.6, high=5.4)) == "3.0 (1.6 to 5.4)"
     assert say_judged(Estimate(value=3.0, low=2.5, high=3.5)) == "3.0 ± 0.5"
     assert "(" not in say_judged(Estimate(value=1.1, low=0.8, high=1.4))

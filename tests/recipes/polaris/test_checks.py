@@ -66,10 +66,10 @@ def test_bfloat16_used_less_memory_but_not_half() -> None:
 
 def test_the_peak_did_not_grow_with_the_square_of_the_dimension() -> None:
     checks = [check for check in make_checks() if check.id == "P8"]
-    assert [check.holds for check in checks] == [False, True, False, False]
+    assert [check.holds for check in checks] == [False, None, False, False]
     assert checks[0].claim.startswith("3.9 times the peak")
     assert "parameters grow 11.2×" in checks[0].computed
-    assert "13.1 GiB" in checks[1].computed
+    assert "take 14.1 GB; the other 1.7 GB" in checks[1].computed, "neither given nor refuted"
 
 
 def test_float32_fits_on_the_cards_and_the_number_of_samples_does_not_matter() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, group_fetches
-from scalelab.recipes.polaris.formats import compare_patterns
+from scalelab.recipes.evidence import UNTOLD
+from scalelab.recipes.polaris.formats import compare_patterns, doubt_faster, drop_impossible, judge_slow
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
 from scalelab.records.tasks import Pass
 from scalelab.records.trial import Status, TrialResult
@@ -33,7 +35,7 @@ def make_series(first: float, later: float) -> FetchSeries:
 @pytest.mark.parametrize(
     ("naive", "lazy", "verdict", "is_kept"),
     [
-        ((0.2, 0.2), (0.01, 0.0001), "the access pattern is the reason, not decompression as such", True),
+        ((0.2, 0.2), (0.01, 0.0001), "each chunk is inflated once instead of once per sample", True),
         ((0.01, 0.01), (0.2, 0.2), "reading by batches does not help, so decompression itself is the reason", False),
         ((0.2, 0.2), (0.2, 0.0001), "no difference is visible", True),
     ],
@@ -43,8 +45,23 @@ def test_the_first_epoch_decides_as_later_ones_may_read_what_is_kept(
 ) -> None:
     words = compare_patterns(make_series(*naive), make_series(*lazy))
     assert verdict in words
+    slow = judge_slow(Estimate(value=2.3, low=2.1, high=2.5), make_series(*naive), make_series(*lazy))
+    assert slow.startswith("Slower, yes")
+    assert ("not for decompressing as such" in slow) is ("instead of once per sample" in verdict)
+    assert judge_slow(Estimate(value=1.1, low=0.9, high=1.3), make_series(*naive), make_series(*lazy)) == UNTOLD
     assert ("the data stay in memory" in words) is is_kept
 
 
 def test_nothing_is_compared_without_both() -> None:
     assert compare_patterns(None, make_series(0.1, 0.1)) == ""
+
+
+def test_a_step_that_seems_faster_than_from_memory_is_doubted() -> None:
+    assert "no slower" in doubt_faster(Estimate(value=0.88, low=0.8, high=0.96))
+    assert not doubt_faster(Estimate(value=0.96, low=0.9, high=1.02))
+
+
+def test_an_interval_that_reaches_zero_seconds_is_not_shown() -> None:
+    vague, known = Estimate(value=5.7, low=-8.0, high=20.3), Estimate(value=5.7, low=5.0, high=6.0)
+    assert drop_impossible(vague) == Estimate(value=5.7)
+    assert drop_impossible(known) is known

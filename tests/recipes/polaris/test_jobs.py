@@ -59,9 +59,8 @@ def test_a_job_that_pbs_refuses_is_a_row_that_was_not_run_in_its_words(programs:
     play_qsub(programs, f"{LIMITS}\n", 1)
     done = answer(*P9, "--account", "mine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        f"A job of 2 nodes was submitted to pbs and rejected: {LIMITS} (published: `qsub` was rejected"
-        in read_words(done.stdout)
+    assert f"A job of 2 nodes was submitted to pbs and rejected: {LIMITS} (published: qsub was rejected" in read_words(
+        done.stdout
     )
     assert "1 trial got no batch job: scalelab resume last submits them again" in done.stderr
     result = read_result(tmp_path)

@@ -59,7 +59,9 @@ def test_every_source_of_every_rank_has_a_line_and_a_verdict() -> None:
         ["mpi", "Split_type(SHARED)", 1, 2, 1, "n1", "0x300", "0x300", "ranks agree"],
         ["mpi", "MPI rank % 4", 1, 2, 1, "n1", "0x300", "0x300", "ranks agree"],
     ]
-    assert any("all 3 sources agree" in answer for answer in finding.sentences)
+    assert finding.questions[0].answer.startswith(
+        "Yes. Under mpi every rank discovers its rank, and all 3 sources agree"
+    )
 
 
 def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> None:
@@ -77,7 +79,8 @@ def test_the_rank_modulo_devices_is_wrong_where_ranks_go_round_the_nodes() -> No
         ("Split_type(SHARED)", 1): "ranks agree",
         ("MPI rank % 4", 1): "differs: local rank 1, actually 0",
     }
-    assert any("MPI rank % 4 under mpi gives rank 1 local rank 1, actually 0" in answer for answer in finding.sentences)
+    assert finding.questions[0].answer.startswith("Not by every source. ")
+    assert "MPI rank % 4 under mpi gives rank 1 local rank 1, actually 0" in finding.questions[0].answer
 
 
 def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> None:
@@ -103,10 +106,13 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     [
         (
             ((0,), (1,)),
-            "Pinned: yes, CPU masks 0x1, 0x2: no two ranks share a core, so contention for cores is prevented",
+            "scalelab pinned the ranks. Their CPU masks are 0x1, 0x2: no two ranks share a core, so contention",
         ),
-        (((0,), (0,), (1,)), "Pinned: yes, CPU masks 0x1, 0x1, 0x2: up to 2 ranks share a core, so contention is not"),
-        (((0, 1), (0, 1)), "Not pinned, CPU masks 0x3, 0x3: up to 2 ranks share a core"),
+        (
+            ((0,), (0,), (1,)),
+            "scalelab pinned the ranks. Their CPU masks are 0x1, 0x1, 0x2: up to 2 ranks share a core",
+        ),
+        (((0, 1), (0, 1)), "The ranks are not pinned. Their CPU masks are 0x3, 0x3: up to 2 ranks share a core"),
         (((), ()), "scalelab started 2 ranks on 1 host; the cores that they may use are not known."),
     ],
 )

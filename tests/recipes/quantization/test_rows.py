@@ -11,9 +11,10 @@ from scalelab.recipes.quantization.questions import (
     answer_activations,
     answer_bias,
     answer_forward,
+    answer_integers,
     compare_ranges,
-    find_distance,
-    is_bell,
+    describe_weights,
+    say_change,
     weigh_bias,
 )
 from scalelab.recipes.quantization.rows import (
@@ -24,10 +25,16 @@ from scalelab.recipes.quantization.rows import (
     answer_q4,
     answer_q5,
     answer_stages,
-    describe_saturation,
     describe_ties,
-    find_share_beyond,
     make_rows,
+)
+from scalelab.recipes.quantization.shapes import (
+    describe_saturation,
+    explain_flat,
+    find_distance,
+    find_share_beyond,
+    is_bell,
+    judge_shapes,
 )
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.records.quantized import Histogram, LayerReport, Quantized, Stage
@@ -82,9 +89,8 @@ def test_results_that_reach_farther_below_zero_are_named(tmp_path: Path) -> None
 
 def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     words = answer_q4("small", {PLAIN: make_outcome(*play(0, tmp_path))}).sentences
-    assert words[0].startswith("With K = 255 and the clamp at 127, the int8 network loses 15.00 points")
-    assert words[1].startswith("With K = 127 it is right on 2 images fewer than float (−2.67 to")
-    assert words[1].endswith("classifies 99.00 % of images as float does.")
+    assert words[0].startswith("With K = 255 and the clamp at 127, the network in the tables loses 15.00 points")
+    assert "; with K = 127 it is right on 2 images fewer than float (−2.67 to" in words[0]
     assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")
 
 
@@ -94,14 +100,14 @@ def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path)
     last = replace(quantized.layers[-1], tied_outputs=3)
     tied = replace(quantized, layers=(*quantized.layers[:-1], last))
     words = list(describe_ties(tied, answer_stages(tied)))
-    assert words[0].startswith("In 3 of 200 images two int8 logits are the largest")
-    assert words[1].startswith("int8 classifies 2 images differently from float; with int32 sums 1 of them agree")
+    assert words[0].startswith("In 3 of 200 images two int8 logits tie for the largest")
+    assert words[1].startswith("int8 classifies 2 images differently from float; with int32 sums 1 of 2 get")
     assert list(describe_ties(quantized, answer_stages(quantized))) == []
 
 
 def test_an_unscaled_bias_is_held_against_none(tmp_path: Path) -> None:
     finding = answer_q5("small", {BIASED: make_outcome(*play(4, tmp_path))})
-    assert "200 of 200 images get the class that they get without a bias" in finding.sentences[2]
+    assert "200 of 200 images get the class that they get without a bias" in finding.sentences[1]
     beside = {str(row[0].value): row[2].value for row in finding.tables[0].rows}
     assert beside["weights-raw-bias"] == "51.4 %"
     assert beside["int8-255"] == "54.49 %"
@@ -120,9 +126,9 @@ def make_quantized(**wrong: int) -> Quantized:
     ("raw", "scaled", "without", "words"),
     [
         (0, 0, 0, "This data cannot show it: the bias changes the class of none of the 200 images."),
-        (40, 0, 40, "Yes: scaling the bias changes the accuracy by +20.00 points"),
-        (0, 40, 0, "No, the unscaled bias does better: scaling the bias changes the accuracy by −20.00 points"),
-        (1, 0, 1, "This run does not show it, the change could be chance: scaling the bias"),
+        (40, 0, 40, "Yes. Scaling the bias changes the accuracy by +20.00 points"),
+        (0, 40, 0, "No, the unscaled bias does better. Scaling the bias changes the accuracy by −20.00 points"),
+        (1, 0, 1, "This run does not show it, the change could be chance. Scaling the bias"),
     ],
 )
 def test_a_bias_is_judged_only_where_it_decides_images(raw: int, scaled: int, without: int, words: str) -> None:
@@ -154,6 +160,7 @@ def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, rea
     answer = answer_forward([quantized])["drop"]
     assert answer.startswith(start)
     assert reason in answer
+    assert f"Right of 200 images: 200 with int8 weights, {200 - rounded} with activations." in answer
 
 
 def test_networks_of_other_seeds_resolve_what_one_leaves_open() -> None:
@@ -161,9 +168,8 @@ def test_networks_of_other_seeds_resolve_what_one_leaves_open() -> None:
     networks = [make_quantized(weights=0, int8_255=wrong, int8=0) for wrong in (1, 2, 3, 1, 2, 2, 1, 3)]
     answers = [answer_forward(some)["drop"] for some in (networks[:1], networks)]
     assert answers[0].startswith("This run does not resolve a drop")
-    assert answers[1].startswith("A drop, small: −1.00 points (−1.25 to −0.50)")
-    assert "over 8 seeds" in answers[1]
-    assert "the clamp by −1.00 points" in answers[1]
+    assert answers[1].startswith("A drop, small: −1.00 points (−1.25 to −0.50 over 8 seeds)")
+    assert "the clamp of K = 255 by −1.00 points" in answers[1]
 
 
 def test_the_small_recipe_trains_networks_that_differ_in_the_seed_only() -> None:
@@ -183,11 +189,35 @@ def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
     bell = make_shape("bell", (60, 6060, 60_600, 241_700, 383_000, 241_700, 60_600, 6060, 60))
     box, shifted = make_shape("box", (10_000,) * 9), replace(bell, layer="shifted", mean=0.5)
     after = {one.layer: replace(play_histogram(one.layer, "after"), layer=one.layer) for one in (bell, box, shifted)}
-    assert answer_activations([bell], after)["before"].startswith("Yes. Centred")
-    assert answer_activations([box], after)["before"].startswith("No layer is both. Centred")
+    assert answer_activations([bell], after)["before"].startswith("Centred: yes, bell (mean")
+    assert "Bell-shaped: no (by the limits of Q1)" in answer_activations([box], after)["before"]
     both = answer_activations([bell, box, shifted], after)["before"]
-    assert both.startswith("In part: of 3 layers, bell is both. Centred (mean within 0.2 σ of zero): 2 of 3;")
-    assert "0.50 σ from zero (shifted). Bell-shaped (excess kurtosis within ± 0.5" in both
+    assert both.startswith("Centred: only bell, box of 3 layers (mean within 0.2 σ of zero; the farthest is 0.50 σ, sh")
+    assert "Bell-shaped: only bell, shifted of 3 layers" in both
+    assert "of 3 layers (excess kurtosis within ± 0.5" in judge_shapes([bell, box, shifted])
+
+
+def test_flat_weights_are_called_uniform_only_where_they_may_be() -> None:
+    box = make_shape("box", (10_000,) * 100)
+    half = make_shape("half", (4000, 8000, 12_000, 14_000, 16_000, 16_000, 14_000, 12_000, 8000, 4000))
+    bell = make_shape("bell", (60, 6060, 60_600, 241_700, 383_000, 241_700, 60_600, 6060, 60))
+    assert explain_flat([bell]) == ""
+    assert "box cannot be told from the uniform distribution" in explain_flat([box])
+    assert explain_flat([half]) == (
+        " half lie between a normal distribution and the uniform one that initialization draws from (−1.2)."
+    )
+
+
+def test_an_interval_says_whether_it_is_over_seeds_or_over_images() -> None:
+    networks = [make_quantized(weights=wrong, weights_3sigma=wrong + 2) for wrong in (0, 1, 0, 1, 0, 1, 0, 1)]
+    found = answer_stages(networks[0])
+    alone, together = (answer_integers(found, some)["range"] for some in (networks[:1], networks))
+    assert alone.count("over images") == 3
+    assert "over seeds" not in alone
+    assert together.count("over 8 seeds") == 3
+    assert "so 3σ costs accuracy: −1.00 points (−1.00 to −1.00 over 8 seeds) apart" in together
+    assert describe_weights(networks).endswith("over 8 seeds).")
+    assert say_change(found["weights-3sigma"]).endswith("points over images)")
 
 
 def test_a_bell_is_near_a_normal_distribution_and_humps_are_not() -> None:
@@ -223,7 +253,11 @@ def test_what_255_clamps_is_read_from_the_bins(tmp_path: Path) -> None:
     assert find_share_beyond(after, 127) == 0
     both_sides = play_histogram("conv1", "before")
     assert find_share_beyond(both_sides, 255) == pytest.approx(0.5), "the bins at both ends"
-    assert "30 % of conv1, 30 % of conv2" in describe_saturation(read_quantized(play(0, tmp_path)[1]))
+    results = [one for one in read_quantized(play(0, tmp_path)[1]).histograms if one.kind == "after"]
+    assert "30 % of conv1, 30 % of conv2" in describe_saturation(results)
+    assert "background" not in describe_saturation(results)
+    dark = replace(both_sides, layer="input", counts=(9, *(0 for _ in both_sides.counts[1:])))
+    assert describe_saturation([dark]).endswith("the input's are mostly negative, the background of the images.")
 
 
 def test_a_training_that_failed_leaves_rows_without_an_answer(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -16,9 +16,7 @@ from scalelab.recipes.evidence import (
     find_arm,
     find_too_large,
     is_out_of_memory,
-    keep_tables,
     list_arms,
-    make_beside_table,
     read_memory,
     say,
     say_wide,
@@ -28,6 +26,16 @@ from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.gpt2.one_device import OTHER_MEGABYTES, make_job
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.report.document import Table
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    bytes_column,
+    count_column,
+    make_table,
+    rate_column,
+    ratio_column,
+    text_column,
+)
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.work import measure_rate
@@ -35,8 +43,8 @@ from scalelab.units import format_interval
 
 SMALL_LIMIT = "300MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
-EDGE = 0.01
-"""How far above 1 the lower end of a gain must be to be called clear."""
+EDGE = 0.001
+"""How far above 1 the lower end of a gain must be: equal times divide to 1 only nearly."""
 
 
 def make_g4(size: Size) -> Row:
@@ -49,28 +57,28 @@ def make_g4(size: Size) -> Row:
         id="G4",
         title="Batch sweep",
         parts={"sweep": study},
-        conclude=partial(answer_g4, size),
+        conclude=answer_g4,
         num_tables=0,
         expects=partial(is_out_of_memory, published.OUT_OF_MEMORY_BATCH),
         accounts_memory=True,
     )
 
 
-def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
+def answer_g4(outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("sweep")
     first_row = published.BATCH_ROWS[0]
     first = find_arm(outcome, global_batch=first_row.batch)
     if first is None or outcome is None:
         return Answer()
-    rates, gains, memory = [], [], []
-    for row in published.BATCH_ROWS:
-        arm, what = find_arm(outcome, global_batch=row.batch), f"batch {row.batch}"
-        rate = measure_rate(arm) if arm else None
-        rates.append(Compared(what, rate, row.tokens_per_second, f"{row.tokens_per_second:,}"))
-        gain = 1.0 if arm is first else measure_gain(first, arm)
-        gains.append(Compared(what, gain, row.tokens_per_second / first_row.tokens_per_second))
-        peak = read_memory(arm) if arm else None
-        memory.append(Compared(what, peak, row.megabytes * published.MEGABYTE, f"{row.megabytes:,} MB"))
+    arms = {row.batch: find_arm(outcome, global_batch=row.batch) for row in published.BATCH_ROWS}
+    gains = [
+        Compared(
+            f"batch {row.batch}",
+            1.0 if row is first_row else measure_gain(first, arms[row.batch]),
+            row.tokens_per_second / first_row.tokens_per_second,
+        )
+        for row in published.BATCH_ROWS
+    ]
     limit = describe_limit(outcome)
     sentence = (
         f"{name_fastest(list_arms(outcome))}{f'; {limit}' if limit else ''} (published: out of memory at"
@@ -80,32 +88,56 @@ def answer_g4(size: Size, outcomes: Outcomes) -> Answer:
     last = (told or [line for line in gains if line.ours is not None])[-1]
     return Answer(
         main=Main("ratio", f"tokens/s over batch {first_row.batch}, {last.what}", *last[1:]),
-        tables=keep_tables(
-            make_beside_table("rate", rates, title="Tokens per second", size=size),
-            make_beside_table(
-                "ratio", gains, title="Tokens per second, over batch 1", size=size, notes=note_missing(gains)
-            ),
-            make_beside_table(
-                "bytes",
-                memory,
-                title="Peak memory",
-                size=size,
-                notes=(ACCOUNTED, "published for batch 1 and 4: of an earlier batch, never reset", OTHER_MEGABYTES),
-            ),
-        ),
+        tables=(make_batch_table(arms, gains),),
         sentences=(sentence, *explain_limit(outcome), *predict_peak(outcome)),
         questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
+    )
+
+
+def make_batch_table(arms: Mapping[int, Arm | None], gains: Sequence[Compared]) -> Table:
+    """The published table, ours beside it, and both rates over that of the smallest batch."""
+    over = {row.batch: gain for row, gain in zip(published.BATCH_ROWS, gains, strict=True)}
+
+    def read_rate(row: published.BatchRow) -> Estimate | None:
+        arm = arms[row.batch]
+        return measure_rate(arm) if arm else None
+
+    def read_peak(row: published.BatchRow) -> int | None:
+        arm = arms[row.batch]
+        return read_memory(arm) if arm else None
+
+    return make_table(
+        published.BATCH_ROWS,
+        count_column("batch", "batch", lambda row: row.batch),
+        rate_column("rate", "tokens/s", read_rate),
+        text_column("published_rate", "published", lambda row: f"{row.tokens_per_second:,}", align="right"),
+        ratio_column("gain", "× batch 1", lambda row: over[row.batch].ours),
+        ratio_column("published_gain", "× from published", lambda row: over[row.batch].published),
+        bytes_column("peak_bytes", "peak memory", read_peak),
+        text_column("published_peak", "published", lambda row: f"{row.megabytes:,} MB", align="right"),
+        title="By batch size",
+        notes=(
+            INTERVAL_NOTE,
+            *note_missing(gains),
+            f"peak memory, {ACCOUNTED}",
+            "published for batch 1 and 4: of an earlier batch, never reset",
+            OTHER_MEGABYTES,
+        ),
     )
 
 
 def name_fastest(arms: Sequence[Arm]) -> str:
     """The batch with the highest throughput, where its interval against every other one says so."""
     best = max(arms, key=lambda arm: measure_rate(arm).value)
-    gains = [measure_gain(arm, best) for arm in arms if arm is not best]
-    if all(gain is not None and gain.low is not None and gain.low > 1 for gain in gains):
+    gains = {arm.trial.global_batch: measure_gain(arm, best) for arm in arms if arm is not best}
+    ties = {batch: gain for batch, gain in gains.items() if gain is None or gain.low is None or gain.low <= 1}
+    if not ties:
         rate = say_wide("rate", measure_rate(best))
         return f"The highest throughput is {rate} tokens/s at batch {best.trial.global_batch}"
-    return "Which batch has the highest throughput is unresolved: the intervals of the fastest overlap"
+    listed = ", ".join(
+        f"{format_interval('ratio', gain)} times that of {batch}" for batch, gain in ties.items() if gain
+    )
+    return f"Which batch has the highest throughput is unresolved: batch {best.trial.global_batch} has {listed}"
 
 
 def note_missing(lines: Sequence[Compared]) -> tuple[str, ...]:
@@ -138,25 +170,41 @@ def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
         f"{format_interval('ratio', gain)}{' (no interval)' if gain.low is None else ''} at {batch}"
         for batch, gain in known.items()
     )
-    growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1]
-    clear = [batch for batch in growing if (known[batch].low or 0.0) >= 1 + EDGE]
-    edge = [str(batch) for batch in growing if batch not in clear]
-    verdict = f"Throughput clearly grows up to batch {clear[-1]}" if clear else judge_over_first(ordered)
-    verdict += f"; at the edge of the interval at {', '.join(edge)}" if edge else ""
+    growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1 + EDGE]
+    others = [str(batch) for batch in known if growing and batch not in growing and not is_flat(known[batch])]
+    verdict = f"Throughput grows up to batch {growing[-1]}" if growing else judge_over_first(ordered)
+    verdict += f"; whether it does at {', '.join(others)} is unresolved" if others else ""
     held = {arm.trial.global_batch: read_memory(arm) for arm in ordered}
     memory = ", ".join(f"{say('bytes', num_bytes)} at {batch}" for batch, num_bytes in held.items() if num_bytes)
     return {
-        "batches": f"{verdict}. Memory keeps growing with the activations"
+        "batches": f"{verdict}{compare_ends(ordered)}. Memory keeps growing with the activations"
         f" ({memory}){f'; {limit}' if limit else ''}. Tokens/s over the batch before, with 95 % intervals: {listed}."
         " Larger batches spread the fixed cost of a step over more tokens until the device is busy."
     }
+
+
+def is_flat(gain: Estimate) -> bool:
+    """Whether it is certain that a batch gains no more than next to nothing."""
+    return gain.high is not None and gain.high < 1 + 10 * EDGE
+
+
+def compare_ends(ordered: Sequence[Arm]) -> str:
+    """What the largest batch that ran gains over the smallest, beside the published gain."""
+    first, last = ordered[0], ordered[-1]
+    rates = {row.batch: row.tokens_per_second for row in published.BATCH_ROWS}
+    gain, batches = measure_gain(first, last), [arm.trial.global_batch for arm in (first, last)]
+    if gain is None or any(batch not in rates for batch in batches):
+        return ""
+    there = rates[batches[1]] / rates[batches[0]]
+    times = f"{say_wide('ratio', gain)} times the tokens/s of {batches[0]}"
+    return f"; batch {batches[1]} has {times} (from the published rates: {there:.2f})"
 
 
 def judge_over_first(ordered: Sequence[Arm]) -> str:
     """Whether any batch is clearly faster than the smallest, where no step from one to the next is."""
     first = ordered[0]
     gains = {arm.trial.global_batch: measure_gain(first, arm) for arm in ordered[1:]}
-    clear = {batch: gain for batch, gain in gains.items() if gain and gain.low is not None and gain.low >= 1 + EDGE}
+    clear = {batch: gain for batch, gain in gains.items() if gain and gain.low is not None and gain.low > 1 + EDGE}
     if not clear:
         return "No clear growth of throughput"
     listed = ", ".join(f"{format_interval('ratio', gain)} at {batch}" for batch, gain in clear.items())

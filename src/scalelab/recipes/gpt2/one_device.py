@@ -33,6 +33,7 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import Throughput, measure_total_rate
+from scalelab.workloads.catalogue import make_options
 
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
 """Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
@@ -41,7 +42,7 @@ SHARD: dict[str, Option] = {"data": "tokens", "data_path": str(Path(__file__).pa
 """The text that comes with scalelab, a byte a token; `--tokens` replaces it."""
 STRATEGIES: tuple[str, ...] = ("single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none")
 BASELINE = PLAIN
-OTHER_MEGABYTES = "published in MB of 2²⁰ bytes, ours of 10⁶"
+OTHER_MEGABYTES = "published in MB of 2²⁰ bytes (MiB), ours of 10⁶"
 LETTERS = "M, G: millions, billions; years of 365 days"
 NOT_RESERVED = "reserved: by the allocator of a GPU; that of a CPU reserves nothing"
 
@@ -107,7 +108,7 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             size=size,
             is_signed=True,
             notes=(
-                "published as the peak: what was allocated after zero_grad",
+                "after the step: published as the peak, which in float32 cannot be so low",
                 OTHER_MEGABYTES,
                 *((NOT_RESERVED,) if reserved is None else ()),
             ),
@@ -148,9 +149,11 @@ def explain_published() -> str:
     kept = published.ALLOCATED_MEGABYTES - states["parameters"] - states["optimizer"]
     logits = published.count_logits_bytes(published.MEMORY_BATCH) / published.MEGABYTE
     return (
-        "The published number was read after the step too, although it is called a peak. It is"
-        f" {published.ABOVE_ESTIMATE_MEGABYTES:.2f} MB above the estimate: {kept:.0f} MB stayed allocated besides"
-        f" parameters and moments, about the logits ({logits:.0f} MB), as if its script still held them."
+        "The published number was probably read after the step too, although it is called a peak: in float32 that"
+        f" would be at least {published.bound_peak_megabytes():.0f} MB (parameters, moments, logits and their gradient;"
+        f" MB of 2²⁰ bytes, as published). It is {published.ABOVE_ESTIMATE_MEGABYTES:.2f} MB above the estimate:"
+        f" {kept:.0f} MB stayed allocated besides parameters and moments, about the logits ({logits:.0f} MB), as if its"
+        " script still held them."
     )
 
 
@@ -202,12 +205,11 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
         f" (published: {lines[0].printed} and {lines[1].printed}); by the median step"
         f" {say_wide('rate', measure_rate(arm))} tokens/s."
     )
-    table = make_beside_table("rate", lines, title="Per second", size=size)
     return Answer(
         main=Main("rate", *lines[0]),
-        tables=keep_tables(table),
+        tables=keep_tables(make_beside_table("rate", lines, title="Per second", size=size)),
         sentences=(sentence,),
-        questions=pair_questions("gpt2", "G2", {"throughput": f"{count_timed(arm)} {sentence}"}),
+        questions=pair_questions("gpt2", "G2", {"throughput": f"{sentence} {count_timed(arm)}"}),
     )
 
 
@@ -217,8 +219,8 @@ def count_timed(arm: Arm) -> str:
     seconds = sum(sum(steps) for steps in arm.clean)
     return (
         f"{num_steps} timed steps after {arm.num_dropped} of warm-up per launch processed"
-        f" {count_tokens(arm) * num_steps:,} tokens in {say('seconds', seconds)} (published: {published.TIMED_TOKENS}"
-        f" in {published.TIMED_SECONDS} s)."
+        f" {count_tokens(arm) * num_steps:,} tokens in {say('seconds', seconds)} (published:"
+        f" {published.TIMED_TOKENS} in {published.TIMED_SECONDS} s)."
     )
 
 
@@ -236,7 +238,7 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
         "This assumes the same FLOP/s, no communication and enough memory.",
     )
     return Answer(
-        main=Main("rate", "years for 1T parameters, 10T tokens", *years[1:]),
+        main=Main("rate", "years (M: millions) for 1T parameters, 10T tokens", *years[1:]),
         tables=keep_tables(
             make_beside_table("rate", [rate], title="A model of 1T parameters", size=size),
             make_beside_table("rate", [days], title="Days for 10T tokens", size=size, notes=(LETTERS,)),
@@ -248,12 +250,20 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
             "G3",
             {
                 "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days"
-                f" (published: {published.TARGET_TOKENS_PER_SECOND} tokens/s, {published.TARGET_DAYS} days)."
+                f" (published: {published.TARGET_TOKENS_PER_SECOND} tokens/s, {days.printed} days)."
                 f" {sentences[0]} FLOPs per token grow with the parameters, so tokens/s shrink by 1T over this model's"
-                f" parameters. To finish in a year takes {say_large(future.years)} such devices. {sentences[1]}"
+                f" {count_parameters(arm)} (published: {published.SMALL_PARAMETERS:,}). To finish in a year"
+                f" takes {say_large(future.years)} such devices. {sentences[1]}"
             },
         ),
     )
+
+
+def count_parameters(arm: Arm | None) -> str:
+    """`867,072 parameters`."""
+    if arm is None:
+        return "parameters"
+    return f"{make_options(arm.trial.workload, arm.trial.options).count_parameters():,} parameters"
 
 
 def say_large(estimate: Estimate) -> str:

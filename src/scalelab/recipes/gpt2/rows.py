@@ -6,12 +6,13 @@ G5: the same training run on one GPU, with DDP and with FSDP. G1 to G3 are in `o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, judge
+from scalelab.analysis.stats import Verdict, estimate_location, judge
 from scalelab.answers.train import TrainStudy, count_shards
 from scalelab.recipes.evidence import (
     Compared,
@@ -19,10 +20,12 @@ from scalelab.recipes.evidence import (
     RepeatedTraining,
     describe_forecast,
     divide_trainings,
+    find_arm,
     find_completed,
     keep_tables,
     list_arms,
     list_losses,
+    list_totals,
     make_beside_table,
     say,
     say_wide,
@@ -39,24 +42,28 @@ from scalelab.recipes.gpt2.one_device import (
     make_throughput_rows,
 )
 from scalelab.recipes.gpt2.published import make_checks
-from scalelab.recipes.gpt2.traces import make_g6
+from scalelab.recipes.gpt2.traces import ALL_REDUCE, TRACES, UNSHARDED, make_g6, read_report
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.settings import TrainingRun
-from scalelab.report.document import Table
+from scalelab.report.charts.column_charts import keep_charts
+from scalelab.report.document import Chart, Table
 from scalelab.report.tables import (
     count_column,
     make_column,
     make_table,
 )
 from scalelab.studies.memory.answer import collect_rows
+from scalelab.studies.shared.communication import estimate_traced, list_traced
+from scalelab.studies.shared.losses import plot_losses
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_learning_rate, format_loss, format_share
+from scalelab.units import format_count, format_learning_rate, format_loss, format_share
 from scalelab.workloads.gpt2_options import Gpt2Options
 
 MOSTLY_TORCH = 0.25
 """The share of a process's peak below which its states do not show in it."""
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
+ASSUMED = "(assumed, as are its batch and card: the published log has none of them)"
 
 
 def make_rows(size: Size) -> Sequence[Row]:
@@ -84,7 +91,13 @@ def make_g5(size: Size) -> Row:
         device_memory=f"{CARD_BYTES:.0f}",
         job=make_large_job("full", data={}),
     )
-    return Row(id="G5", title="Baseline, DDP and FSDP", parts=parts, conclude=partial(answer_g5, size))
+    return Row(
+        id="G5",
+        title="Baseline, DDP and FSDP",
+        parts=parts,
+        conclude=partial(answer_g5, size),
+        cites={TRACES: "G6"},
+    )
 
 
 def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
@@ -109,7 +122,7 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
             f" {', '.join(gains)}."
         )
     sentences += [*describe_tokens(outcomes), *compare_losses(outcomes), *describe_rates(outcomes)]
-    sentences += describe_forecast(outcomes.get("forecast"), CARD_BYTES)
+    sentences += describe_forecast(outcomes.get("forecast"), CARD_BYTES, ASSUMED)
     return Answer(
         main=Main("ratio", f"speedup, {speedups[0].what} on {published.TRAIN_RANKS} ranks", *speedups[0][1:]),
         tables=keep_tables(
@@ -124,7 +137,15 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
         ),
         sentences=tuple(sentences),
         questions=pair_questions("gpt2", "G5", answer_training(totals, outcomes)),
+        charts=keep_charts(draw_losses(outcomes)),
     )
+
+
+def draw_losses(outcomes: Outcomes) -> Chart | None:
+    """All strategies in one chart."""
+    results = {name: result for name in STRATEGIES if (result := find_completed(outcomes.get(name)))}
+    chart = plot_losses(results)
+    return replace(chart, caption="Lines that cannot be seen lie under another one.") if chart else None
 
 
 def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -> dict[str, str]:
@@ -135,11 +156,15 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
     learnt = " ".join(compare_losses(outcomes))
     if base and ddp:
         ratio = divide_trainings(outcomes.get(BASELINE), outcomes.get("ddp"))
-        gain = f"{say_wide('ratio', ratio)} times as fast (published: {there[BASELINE] / there['ddp']:.2f})"
+        gain = (
+            f"{say_wide('ratio', ratio)} times as fast (from the published times: {there[BASELINE] / there['ddp']:.2f})"
+        )
         answers["ddp"] = (
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
-            f" all-reduced once per step, in the last of them{explain_loss(ratio, base, ddp)}. The mean loss over"
+            f" all-reduced once per step, with the last of them{count_buckets(outcomes)}"
+            f"{explain_loss(ratio, measure_gap(outcomes), find_exposed(outcomes))}."
+            " The mean loss over"
             " ranks is of the baseline's samples, yet differs a little: every rank draws dropout masks of its own."
         )
     ratios = {
@@ -155,25 +180,70 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             f"{name} {say_wide('ratio', ratio)}{f' ({judge(ratio)})' if is_told else ''}"
             for name, ratio in ratios.items()
         )
-        lead = "" if is_told else "Whether FSDP takes longer than DDP is unresolved. "
+        slower = [name for name, ratio in ratios.items() if judge(ratio) is Verdict.SLOWER]
+        lead = f"{' and '.join(slower)} take longer than DDP. " if slower else ""
+        lead = lead if is_told else "Whether FSDP takes longer than DDP is unresolved. "
         answers["fsdp"] = (
-            f"{lead}Time over DDP's: {listed} (published: FULL_SHARD {full},"
-            f" SHARD_GRAD_OP {grad_op}). {describe_sharding(outcomes, is_slower=Verdict.SLOWER in verdicts)}"
+            f"{lead}Time over DDP's: {listed} (from the published times: FULL_SHARD {full},"
+            f" SHARD_GRAD_OP {grad_op}).{define_unsharded(ratios)}"
+            f" {describe_sharding(outcomes, is_slower=bool(slower))}"
             f" {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
     return answers
 
 
-def explain_loss(speedup: Estimate | None, base: Estimate, ddp: Estimate) -> str:
+def measure_gap(outcomes: Outcomes) -> Estimate | None:
+    """By how much DDP's mean step is longer than the baseline's over the ranks, launch by launch."""
+    base, ddp = (list_totals(outcomes.get(name)) for name in (BASELINE, "ddp"))
+    shared = sorted(base.keys() & ddp.keys())
+    gaps = [(ddp[launch] - base[launch] / published.TRAIN_RANKS) / published.TRAIN_STEPS for launch in shared]
+    return estimate_location(gaps) if gaps else None
+
+
+def count_buckets(outcomes: Outcomes) -> str:
+    """`, in 2 buckets`; empty where G6 did not run."""
+    arm = find_arm(outcomes.get(TRACES), strategy="ddp")
+    if arm is None or not list_traced(arm):
+        return ""
+    num_calls = sum(one.count for one in read_report(arm).traced_steps[-1].messages if one.kind == ALL_REDUCE)
+    return f", in {format_count(num_calls, 'bucket')}" if num_calls else ""
+
+
+def explain_loss(speedup: Estimate | None, gap: Estimate | None, exposed: Estimate | None = None) -> str:
     """Why it is not as many times as fast as there are ranks, and how much of a step that is; empty where it may be."""
     ranks = published.TRAIN_RANKS
-    if speedup is None or speedup.high is None or speedup.high >= ranks:
+    if gap is None or speedup is None or speedup.high is None or speedup.high >= ranks:
         return ""
-    gap = (ddp.value - base.value / ranks) / published.TRAIN_STEPS
-    return (
-        f"; it stays below {ranks}: a step takes {say('seconds', gap)} more than the baseline's over {ranks}, for that"
-        " all-reduce (G6 has what of it is exposed), the optimizer's step on all parameters, and waiting"
+    sent = (
+        f"{say_wide('seconds', exposed)} of it exposed in a profiled one, G6" if exposed else "G6 has what is exposed"
     )
+    return (
+        f". It stays below {ranks}: the mean of all {published.TRAIN_STEPS} steps is {say('seconds', gap)} longer than"
+        f" the baseline's over {ranks}, for that all-reduce ({sent}), the optimizer's step on all parameters, and"
+        " waiting"
+    )
+
+
+def find_exposed(outcomes: Outcomes) -> Estimate | None:
+    """Exposed communication of a profiled step of DDP, where G6 ran."""
+    arm = find_arm(outcomes.get(TRACES), strategy="ddp")
+    return estimate_traced(arm, 0, "traced_exposed_seconds") if arm is not None and list_traced(arm) else None
+
+
+def count_sent(outcomes: Outcomes) -> str:
+    """` (fsdp-full: 18 all-gathers of 13.3 MB per step …; ddp: …; G6)`; empty where G6 did not run."""
+    found = []
+    for name in ("fsdp-full", "ddp"):
+        arm = find_arm(outcomes.get(TRACES), strategy=name)
+        if arm is None or not list_traced(arm):
+            return ""
+        sent = sorted(read_report(arm).traced_steps[-1].messages, key=lambda message: message.kind)
+        listed = " and ".join(
+            f"{format_count(one.count, one.kind.replace('_', '-'))} of {say('bytes', one.payload_bytes)} in all"
+            for one in sent
+        )
+        found.append(f"{name}: {listed}")
+    return f" (per step, {'; '.join(found)}: G6)"
 
 
 def describe_sharding(outcomes: Outcomes, *, is_slower: bool = True) -> str:
@@ -192,7 +262,7 @@ def describe_sharding(outcomes: Outcomes, *, is_slower: bool = True) -> str:
     peaks = [arm.peak_memory_bytes for name in counted for arm in list_arms(outcomes[name]) if arm.peak_memory_bytes]
     is_hidden = bool(peaks) and max(counted.values()) < MOSTLY_TORCH * min(peaks)
     hidden = "; the peak of a process is mostly torch itself, so at this size it does not show the saving"
-    pays = ", and pays with all-gathers of parameters"
+    pays = f", and pays with all-gathers of parameters{count_sent(outcomes)}"
     words = (
         f"Sharding changes where states live, not what is computed{pays if is_slower else ''}. Counted, a rank"
         f" holds besides activations: {listed}{hidden if is_hidden else ''}."
@@ -200,8 +270,17 @@ def describe_sharding(outcomes: Outcomes, *, is_slower: bool = True) -> str:
     ddp, full = forecast.get("ddp"), forecast.get("fsdp-full")
     if ddp and full:
         change = f"{format_share(abs(1 - full / ddp))} {'less' if full <= ddp else 'more'}"
-        words += f" Forecast for GPT-2 large: ddp {say('bytes', ddp)}, fsdp-full {say('bytes', full)}, {change}."
+        peaks_there = f"ddp {say('bytes', ddp)}, fsdp-full {say('bytes', full)}, {change}"
+        words += f" Forecast for GPT-2 large, which is assumed: {peaks_there}."
     return words
+
+
+def define_unsharded(names: Collection[str]) -> str:
+    return (
+        f" {UNSHARDED} is FSDP's NO_SHARD: it keeps whole states on every rank, as DDP does."
+        if UNSHARDED in names
+        else ""
+    )
 
 
 def explain_unsharded(ratio: Estimate | None) -> str:
@@ -234,7 +313,7 @@ def make_loss_table(outcomes: Outcomes) -> Table | None:
         make_column("loss", "published", "published, 2 GPUs", published.LOSSES.get),
         title="Loss",
         notes=(
-            "published: GPT-2 large on other text, rank 0's share of the batch, equal with DDP and FSDP; ours on"
+            "published: of another model on other text, rank 0's share of the batch, equal with DDP and FSDP; ours on"
             f" {'random tokens' if is_random(outcomes) else 'the shard above'}, the mean over ranks",
         ),
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.recipes.evidence import find_arm, keep_tables, say
+from scalelab.analysis.stats import estimate_location, find_median
+from scalelab.recipes.evidence import find_arm, keep_tables, say_wide
 from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.gpt2.one_device import BASELINE, STRATEGIES, make_large_job
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size
-from scalelab.records.observations import Message, RankReport
+from scalelab.records.observations import Message, RankReport, TracedOperator
 from scalelab.report.document import Table
 from scalelab.report.tables import (
     INTERVAL_NOTE,
@@ -24,16 +25,18 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.communication import estimate_traced, list_traced
+from scalelab.studies.shared.communication import PARTS, estimate_traced, list_traced
 from scalelab.studies.shared.study import FEW_STEPS
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
-from scalelab.units import format_share, is_known
+from scalelab.units import format_count, format_quantity, format_share, is_known
 
+TRACES = "traces"
 MOST_NAMES = 2
 """Operators that are named of each strategy, added or removed."""
 UNSHARDED = "fsdp-none"
-REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
+READ = {key: read for key, _, read in PARTS}
+REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER = "reduce_scatter", "all_reduce", "all_gather"
 
 
 def make_g6(size: Size) -> Row:
@@ -44,11 +47,11 @@ def make_g6(size: Size) -> Row:
         job=make_large_job(size),
         sampling=make_sampling(size, rounds=4, steps=4, phase_steps=0, profile_steps=FEW_STEPS),
     )
-    return Row(id="G6", title="Trace comparison", parts={"traces": study}, conclude=answer_g6, num_tables=0)
+    return Row(id="G6", title="Trace comparison", parts={TRACES: study}, conclude=answer_g6, num_tables=0)
 
 
 def answer_g6(outcomes: Outcomes) -> Answer:
-    found = {name: find_arm(outcomes.get("traces"), strategy=name) for name in STRATEGIES}
+    found = {name: find_arm(outcomes.get(TRACES), strategy=name) for name in STRATEGIES}
     arms: dict[str, Arm] = {name: arm for name, arm in found.items() if arm is not None and list_traced(arm)}
     comparisons = compare_with_baseline(arms)
     exposed = estimate_traced(arms["ddp"], 0, "traced_exposed_seconds") if "ddp" in arms else None
@@ -57,6 +60,8 @@ def answer_g6(outcomes: Outcomes) -> Answer:
         tables=keep_tables(make_parts_table(arms), make_kinds_table(arms), make_operators_table(comparisons)),
         sentences=(
             *describe_parts(arms),
+            *explain_blocking(arms),
+            *explain_gathers(arms),
             *describe_machinery(arms),
             *describe_operators(comparisons),
             *describe_transport(arms),
@@ -133,16 +138,27 @@ def make_kinds_table(arms: Mapping[str, Arm]) -> Table | None:
 
 def compare_with_baseline(arms: Mapping[str, Arm]) -> dict[str, Comparison]:
     """The operators of every strategy against those of the baseline, per step, on rank 0."""
-    sides = {name: _take_operators(read_report(arm)) for name, arm in arms.items()}
-    known = {name: side for name, side in sides.items() if side.amounts}
+    known = {name: side for name, arm in arms.items() if (side := take_operators(arm)).amounts}
     if BASELINE not in known:
         return {}
     return {name: compare_operators(known[BASELINE], side) for name, side in known.items() if name != BASELINE}
 
 
-def _take_operators(report: RankReport) -> Side:
-    amounts = [Amount(name=one.name, count=one.count, total_ns=one.self_ns) for one in report.traced_operators]
-    return Side(amounts=amounts, num_ranks=1, num_steps=len(report.traced_steps) or None)
+def take_operators(arm: Arm) -> Side:
+    """Every operator of rank 0, the medians over launches, which are those of the step's parts too."""
+    reports = [result.ranks[0] for result in list_traced(arm) if result.ranks[0].traced_operators]
+    ran = [{one.name: one for one in report.traced_operators} for report in reports]
+
+    def count(read: Callable[[TracedOperator], int], name: str) -> int:
+        return round(find_median([read(found[name]) if name in found else 0 for found in ran]))
+
+    names = dict.fromkeys(name for found in ran for name in found)
+    amounts = [
+        Amount(name=name, count=count(lambda one: one.count, name), total_ns=count(lambda one: one.self_ns, name))
+        for name in names
+    ]
+    num_steps = {len(report.traced_steps) for report in reports}
+    return Side(amounts=amounts, num_ranks=1, num_steps=num_steps.pop() if len(num_steps) == 1 else None)
 
 
 def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
@@ -161,7 +177,10 @@ def make_operators_table(comparisons: Mapping[str, Comparison]) -> Table | None:
         make_column("number", "count", "calls per step", lambda row: max(row[2].count_a, row[2].count_b)),
         seconds_column("seconds", "per step", lambda row: max(row[2].seconds_a, row[2].seconds_b)),
         title="Operators added and removed",
-        notes=(f"rank 0 in one launch, against the baseline: the {MOST_NAMES} with the most self time of each",),
+        notes=(
+            f"rank 0, medians over launches, against the baseline: the {MOST_NAMES} with the most self time of each",
+            "gloo: all of a collective, exposed or not, with waiting for the other rank",
+        ),
     )
     return table if rows else None
 
@@ -174,9 +193,9 @@ def describe_parts(arms: Mapping[str, Arm]) -> list[str]:
         if name == BASELINE or exposed is None or step is None or step.value <= 0:
             continue
         whole = step.value
-        share = say("share", exposed.map(lambda seconds, whole=whole: seconds / whole))  # type: ignore[misc]
-        said.append(f"{name} {say('seconds', exposed)} ({share}){_describe_overlap(arm)}")
-    return [f"Exposed communication of a profiled step (share of the median one): {'; '.join(said)}."] if said else []
+        share = say_wide("share", exposed.map(lambda seconds, whole=whole: seconds / whole))  # type: ignore[misc]
+        said.append(f"{name} {say_wide('seconds', exposed)} or {share} of it{_describe_overlap(arm)}")
+    return [f"Exposed communication of a profiled step: {'; '.join(said)}."] if said else []
 
 
 def _describe_overlap(arm: Arm) -> str:
@@ -185,32 +204,95 @@ def _describe_overlap(arm: Arm) -> str:
     overlap = find_overlap(arm)
     if overlap is None or (overlap.value and not all(part is not None and is_known(part) for part in parts)):
         return ""
-    return f", {format_share(overlap.value)} of its communication overlapped"
+    return f" ({format_share(overlap.value)} of its communication overlapped)"
+
+
+def explain_blocking(arms: Mapping[str, Arm]) -> Iterator[str]:
+    """Why nothing of FSDP's communication overlaps on a CPU."""
+    overlaps = {name: found.value for name, arm in arms.items() if (found := find_overlap(arm)) is not None}
+    blocked = [name for name, share in overlaps.items() if name.startswith("fsdp") and not share]
+    if blocked and all(arms[name].trial.device == "cpu" for name in blocked):
+        beside = "; DDP starts each all-reduce in the background of backward" if overlaps.get("ddp") else ""
+        yield (
+            f"Nothing of {', '.join(blocked)} overlaps because FSDP leaves that to CUDA streams: on a CPU each of its"
+            f" collectives blocks the rank until it is done{beside}."
+        )
 
 
 def describe_machinery(arms: Mapping[str, Arm]) -> Iterator[str]:
-    """What FSDP costs beside DDP where it shards nothing: the part of a step in which they differ most."""
+    """What FSDP costs beside DDP where it shards nothing, and which part of a step has most of it, launch by launch."""
     if "ddp" not in arms or UNSHARDED not in arms:
         return
-    parts = {"step": "", "compute": "compute", "exposed": "exposed communication", "idle": "idle time and copies"}
-    found = {
-        part: [estimate_traced(arms[name], 0, f"traced_{part}_seconds") for name in ("ddp", UNSHARDED)]
-        for part in parts
+    parts = {"compute": "compute", "exposed": "exposed communication", "idle": "idle time and copies"}
+    more = {part: list_differences(arms["ddp"], arms[UNSHARDED], part) for part in ("step", *parts)}
+    if not all(more.values()):
+        return
+    step = estimate_location(more["step"])
+    lead = f"A profiled step of {UNSHARDED}, FSDP that shards nothing,"
+    if step.high is not None and step.high <= 0:
+        yield f"{lead} is not longer than one of ddp."
+    elif step.low is None:
+        yield f"{lead} differs from one of ddp by {say_change(step)}, in one launch."
+    elif step.low <= 0:
+        yield f"Whether a{lead[1:]} is longer than one of ddp is unresolved: it is by {say_change(step)}."
+    else:
+        grown = name_largest({name: more[part] for part, name in parts.items()})
+        yield f"{lead} is {say_change(step)} longer than one of ddp; {grown}."
+
+
+def name_largest(more: Mapping[str, Sequence[float]]) -> str:
+    """The part that grew most, where it did in comparison with each other one beyond its interval."""
+    means = {part: estimate_location(found) for part, found in more.items()}
+    listed = ", ".join(f"{part} {say_change(mean)}" for part, mean in means.items())
+    largest = max(means, key=lambda part: means[part].value)
+    ahead = [
+        estimate_location([one - other for one, other in zip(more[largest], more[part], strict=True)])
+        for part in more
+        if part != largest
+    ]
+    if not all(found.low is not None and found.low > 0 for found in ahead):
+        return f"which part of it grows most is unresolved ({listed})"
+    hooks = ": FSDP runs hooks for every block and copies gradients into and out of flat tensors"
+    return f"the largest part of that is {largest} ({listed}){hooks if largest.startswith('idle') else ''}"
+
+
+def list_differences(one: Arm, other: Arm, part: str) -> list[float]:
+    """By how much a part of rank 0's profiled step is longer in the other, in every launch that both have."""
+    medians = [list_medians(arm, part) for arm in (one, other)]
+    return [medians[1][launch] - medians[0][launch] for launch in sorted(medians[0].keys() & medians[1].keys())]
+
+
+def list_medians(arm: Arm, part: str) -> dict[int, float]:
+    """A part of rank 0's profiled step, by launch: the median over its steps."""
+    read = READ[f"traced_{part}_seconds"]
+    return {
+        result.trial.round: find_median([read(step) or 0.0 for step in result.ranks[0].traced_steps])
+        for result in list_traced(arm)
     }
-    medians = {part: (one.value, other.value) for part, (one, other) in found.items() if one and other}
-    if len(medians) < len(parts):
-        return
-    more = {part: other - one for part, (one, other) in medians.items()}
-    if more["step"] <= 0:
-        yield f"A profiled step of {UNSHARDED}, which shards nothing, is not longer than one of ddp."
-        return
-    largest = max((part for part in parts if part != "step"), key=more.__getitem__)
-    one, other = (say("seconds", seconds) for seconds in found[largest])
-    yield (
-        f"A profiled step of {UNSHARDED}, which gathers nothing, is {say('seconds', more['step'])} longer than one of"
-        f" ddp, by medians; the largest part of that is {parts[largest]}: {other} instead of {one}. FSDP runs"
-        " hooks for every block and copies gradients into and out of flat tensors."
-    )
+
+
+def say_change(change: Estimate) -> str:
+    return format_quantity("seconds", change)
+
+
+def explain_gathers(arms: Mapping[str, Arm]) -> Iterator[str]:
+    """Why a strategy gathers as often as it does, of a step in which every unit is reduced once.
+
+    Nothing where neither rule gives the number that was counted.
+    """
+    said = []
+    for name, arm in arms.items():
+        counts = {message.kind: message.count for message in read_report(arm).traced_steps[-1].messages}
+        units, gathers, passes = counts.get(REDUCE_SCATTER, 0), counts.get(ALL_GATHER, 0), arm.num_passes
+        if units and gathers == passes * (2 * units - 1):
+            said.append(
+                f"{name} gathers its {units} units before each of {format_count(passes, 'forward')} and all but the"
+                f" root again before each backward, {passes} × ({units} + {units - 1}) = {gathers} all-gathers"
+            )
+        elif units and gathers == units:
+            said.append(f"{name} gathers each of {units} units once and keeps it until its last backward")
+    if said:
+        yield f"Counted per step: {'; '.join(said)}."
 
 
 def describe_transport(arms: Mapping[str, Arm]) -> Iterator[str]:

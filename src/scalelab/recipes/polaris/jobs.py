@@ -32,7 +32,7 @@ from scalelab.records.trial import Option, Status, Trial, TrialResult
 from scalelab.report.tables import make_table, text_column
 from scalelab.studies.shared.cautions import VERBS
 from scalelab.studies.shared.job import Job
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 
 SMALL_WIDTH = 64
 SHALLOW: dict[str, Option] = {"encoder_layers": 1, "decoder_layers": 1}
@@ -190,8 +190,8 @@ def describe_job(result: TrialResult) -> str:
     elif len(result.reason) <= MOST_QUOTED:
         where = f"{submitted} and rejected: {result.reason}"
     else:
-        where = f"Not submitted: {note.scheduler} on this machine took no job of {NUM_NODES} nodes; P9 has its words"
-    return f"{where} (published: {published.REJECTION})."
+        where = f"Not submitted: {note.scheduler} here took no job of {NUM_NODES} nodes"
+    return f"{where} (published: {published.REJECTION.replace('`', '')})."
 
 
 def quote_refusal(result: TrialResult) -> Iterator[str]:

@@ -54,12 +54,10 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_count, format_interval, format_share, is_known
+from scalelab.units import format_count, format_share, is_known
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
-VAGUE = 0.5
-"""Half of an interval over the number, above which its ends are printed instead."""
 NEGLIGIBLE = 0.05
 """A share of the step below which communication is called negligible."""
 
@@ -91,11 +89,9 @@ def answer_p4(size: Size, study: Network, outcomes: Outcomes) -> Answer:
     answer = read_answer(study.read_links(), outcome.results, study.sampling.warmup)
     inside, between = answer.rows
     times = answer.compare_communication(between)
-    ratio = times if isinstance(times, Estimate) else None
+    ratio, there = times if isinstance(times, Estimate) else None, published.LINK_RATIO
     return Answer(
-        main=Main(
-            "ratio", "communication between nodes over inside", ratio, published.LINK_RATIO, str(published.LINK_RATIO)
-        ),
+        main=Main("ratio", "communication between nodes over inside", ratio, there, str(there), is_alike=False),
         tables=keep_tables(_compare_shares(inside, between, size), _compare_times(inside, between, size)),
         sentences=(
             *_describe_ratio(ratio, inside, between),
@@ -122,15 +118,18 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
         answers["inside"] = (
             f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of what runs in"
             f" a profiled step on {published.LINK_RANKS} ranks of one node (negligible: below"
-            f" {format_share(NEGLIGIBLE)}). The published {print_share(published.ONE_NODE.share)} is a seventh of the"
-            " time on the GPU."
+            f" {format_share(NEGLIGIBLE)}). The published {print_share(published.ONE_NODE.share)} of the GPU's time is"
+            " above that limit too."
         )
     if two is not None:
         why = ""
         parts = between.estimate(read_transfer), between.estimate(read_waiting)
+        sent, rate = between.bus_bytes, between.link.bytes_per_second
+        if sent and rate:
+            why = f" {say('bytes', sent)} per step at {say('bytes', rate)}/s take {say('seconds', sent / rate)}."
         if parts[0] is not None and parts[1] is not None:
             transfer, waiting = (say_wide("seconds", part) for part in parts)
-            why = f" Of that, {transfer} are transfer and {waiting} waiting per step."
+            why += f" Measured, {transfer} are transfer and {waiting} waiting per step."
         answers["between"] = (
             f"{judge_share(two, 0.5, 'Yes', 'No')}: {say_wide('share', two)} of what runs in a profiled step over"
             f" {name_link(between.link)} between two emulated nodes.{why} A slower link takes longer for the same"
@@ -184,8 +183,7 @@ def _print_ms(seconds: float) -> str:
 
 def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> Iterator[str]:
     if ratio is not None:
-        is_vague = (ratio.half_width or 0.0) > VAGUE * abs(ratio.value)
-        times = format_interval("ratio", ratio) if is_vague else say("ratio", ratio)
+        times = say_wide("ratio", ratio)
         vague = "" if is_known(ratio) else f", too uncertain to compare with {published.LINK_RATIO}"
         yield (
             f"Between two emulated nodes over {name_link(between.link)}, communication takes {times} times as long as"
@@ -249,15 +247,16 @@ def answer_p1(size: Size, outcomes: Outcomes) -> Answer:
         [Compared("all steps", total, published.SINGLE_SECONDS, print_seconds(published.SINGLE_SECONDS))],
         title="Without a process group",
         size=size,
-        notes=(f"{num_steps} steps here, {published.SINGLE_STEPS} published",),
+        notes=(f"{num_steps} steps here, {published.SINGLE_EPOCHS} epochs published",),
     )
-    there = published.SINGLE_SECONDS / published.SINGLE_STEPS
+    printed = print_seconds(published.SINGLE_SECONDS)
+    mean = scale(total, 1 / num_steps)
     sentence = (
         f"{num_steps} steps of batch {arm.trial.global_batch} took {say('seconds', total)} without a process group,"
-        f" {say('seconds', arm.step)} each (published: {print_seconds(published.SINGLE_SECONDS)} for"
-        f" {published.SINGLE_STEPS} steps, {say('seconds', there)} each)."
+        f" {say('seconds', mean)} each in the mean over all and {say('seconds', arm.step)} in the median after warm-up"
+        f" (published: {printed} for {published.SINGLE_EPOCHS} epochs)."
     )
-    main = Main("seconds", "step on one device", arm.step, there)
+    main = Main("seconds", f"{num_steps} steps on one device", total, published.SINGLE_SECONDS, printed)
     return Answer(main=main, tables=keep_tables(table), sentences=(sentence,))
 
 
@@ -286,14 +285,17 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
     title = "Training time over that without the profiler"
     words = (
         f"{say_wide('seconds', profiled)} with the profiler and {say_wide('seconds', plain)} without,"
-        f" {say_wide('ratio', ratio)} times as long (published: {say('ratio', line.published)})."
+        f" {say_wide('ratio', ratio)} times as long (from the published times: {say('ratio', line.published)})."
+    )
+    sentence = (
+        f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {words} Only those steps pay, so"
+        " the factor depends on the number of steps."
     )
     return Answer(
         main=Main("ratio", "time with the profiler over without", *line[1:]),
         tables=keep_tables(make_beside_table("ratio", [line], title=title, size=size)),
         sentences=(
-            f"With {describe_profiled(outcomes.get('profiled'))}, the training run took {words} Only those steps pay,"
-            " so the factor depends on the number of steps.",
+            sentence,
             f"The Chrome trace has the published name, {published.PROFILE_NAME}-<rank>-of-<ranks>.json, in"
             f" {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> in the directory of this run, with the"
             " key averages as text beside it.",
@@ -302,7 +304,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             "polaris",
             "P5",
             {
-                "profiler": f"{judge_profiler(ratio, recorded)} here: {words}{describe_recorded(recorded)}"
+                "profiler": f"{judge_profiler(ratio, recorded)} here. {sentence}{describe_recorded(recorded)}"
                 " It records every operator and writes a trace: time a run without it."
             },
         ),

@@ -7,7 +7,7 @@ no source sets, and every source is compared with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -105,7 +105,6 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         ranks = spread[-1].trial.num_ranks
         efficiency = divide_steps(plain, spread[-1])
         speedup = scale(efficiency, ranks)
-        is_same = ranks == published.NUM_RANKS
         there = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
         lines = [
             Compared(f"{ranks} ranks, started by scalelab", efficiency, None),
@@ -116,11 +115,12 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         ]
         title = "Efficiency: speedup of an epoch over ranks"
         table = make_beside_table("share", lines, title=title, size=size, notes=(ONE_RUN,))
-        fewer = "" if is_same else f"; published on {published.NUM_RANKS}"
-        main = Main("share", f"efficiency on {ranks} ranks{fewer}", efficiency, there["A"])
+        fewer = "" if ranks == published.NUM_RANKS else f"; published on {published.NUM_RANKS}"
+        what, is_alike = f"efficiency on {ranks} ranks{fewer}", not _bound_efficiency(spread[-1])
+        main = Main("share", what, efficiency, there["A"], is_alike=is_alike)
         sentences.append(
             f"{ranks} ranks run an epoch {say('ratio', speedup)} times as fast as one device, efficiency"
-            f" {say('share', efficiency)} (published: {_list_speedups()} on {published.NUM_RANKS})"
+            f" {say('share', efficiency)} (from the published times: {_list_speedups()} on {published.NUM_RANKS})"
             f"{_bound_efficiency(spread[-1], efficiency)}."
         )
     total = sum_training(outcomes.get("train"))
@@ -158,14 +158,24 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
         by_mpi = f"Here MPI gave the true ranks {'everywhere' if not wrong else 'not under ' + ', '.join(wrong)}"
     pals = "PALS itself was asked" if any("PALS" in source for source in asked) else "no PALS variable was set"
     answers = {
-        "mapping": f"{_compare_sources(found)}.{_name_absent(outcomes)}" if found else f"{UNTOLD}: no launcher ran.",
+        "mapping": f"{_judge_sources(found, asked)}. {_compare_sources(found)}.{_name_absent(outcomes)}"
+        if found
+        else f"{UNTOLD}: no launcher ran.",
         "portable": "Yes, by what each needs: Get_rank and Split_type belong to MPI, so they exist under every MPI and"
         " count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of PALS take"
         f" two lines and no package, and exist on systems with PALS only. {by_mpi}; {pals}.",
     }
     by_launcher = "mpi" if find_completed(outcomes.get("mpi")) else "train"
-    pinned = " ".join(describe_ranks(outcomes.get(by_launcher)))
+    absent = () if by_launcher == "mpi" else (f"{UNTOLD} of mpiexec, which did not run here.",)
+    pinned = " ".join((*absent, *describe_ranks(outcomes.get(by_launcher))))
     return answers | ({"affinity": pinned} if pinned else {})
+
+
+def _judge_sources(found: Mapping[str, TrialResult], asked: Collection[str]) -> str:
+    told = [(result, report) for result in found.values() for report in result.ranks if report.sources]
+    if any(find_difference(*pair, said) for pair in told for said in list_said(pair[1]) if not said.reason):
+        return "Not by every source"
+    return "Yes" if BY_MPI in asked else "Not shown: the claim is about ranks from mpi4py, which did not run here"
 
 
 def _name_absent(outcomes: Outcomes) -> str:
@@ -173,8 +183,7 @@ def _name_absent(outcomes: Outcomes) -> str:
     absent = [name for name in LAUNCHERS if name in outcomes and find_completed(outcomes.get(name)) is None]
     if not absent:
         return ""
-    mpi = "; so this run says nothing about ranks from mpi4py" if "mpi" in absent else ""
-    return f" Not available here: {', '.join(absent)}{mpi}."
+    return f" These launchers did not run here: {', '.join(absent)}."
 
 
 def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
@@ -198,6 +207,8 @@ def _bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
         return ""
     most = len(cores) / len(reports)
     reached = f"; {len(reports)} ranks on {format_count(len(cores), 'core')} can reach {format_share(most)} at most"
+    if efficiency is not None and efficiency.value > most:
+        return f"{reached}, so other programs slowed the one device down"
     if efficiency is None or efficiency.high is None or efficiency.high >= most:
         return reached
     return f"{reached}, less the all-reduce and waiting for ranks without a core, which this row does not separate"
@@ -310,12 +321,12 @@ def count_before(result: TrialResult, report: RankReport) -> int:
 
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
-    """Whether ranks are the same under every launcher and source, and which launchers are not available."""
+    """Whether ranks train alike under every launcher, and which launchers are not available."""
     found: dict[str, TrialResult] = {
         name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
     }
     if found:
-        yield f"{_compare_sources(found)}; {_compare_losses(found, find_completed(outcomes.get('train')))}."
+        yield f"Under {', '.join(found)} {_compare_losses(found, find_completed(outcomes.get('train')))}."
     reasons: dict[str, list[str]] = {}
     for name, reason in _list_reasons(outcomes):
         reasons.setdefault(reason, []).append(name)
@@ -380,8 +391,10 @@ def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
         return
     masks = ", ".join(format_mask(report.cores) for report in sorted(result.ranks, key=lambda report: report.rank))
     most = max(map(places.count, places))
-    pinned = "Pinned: yes" if any(len(report.cores) < len(set(places)) for report in result.ranks) else "Not pinned"
+    is_pinned = any(len(report.cores) < len(set(places)) for report in result.ranks)
+    by = f", not {who}, which starts them unbound" if who != "scalelab" else ""
+    pinned = f"scalelab pinned the ranks{by}" if is_pinned else "The ranks are not pinned"
     how = "no two ranks share a core, so contention for cores is prevented"
     if most > 1:
         how = f"up to {most} ranks share a core, so contention is not prevented"
-    yield f"{pinned}, CPU masks {masks}: {how}. {started}."
+    yield f"{pinned}. Their CPU masks are {masks}: {how}. {started}."

@@ -51,7 +51,7 @@ from scalelab.studies.shared.study import Study
 from scalelab.units import format_interval
 
 LENGTHS = (20, 50, 100)
-NO_HALF = "float16 is slower because few CPUs compute in it: torch converts numbers to float32 and back."
+NO_HALF = "slower: without instructions of the CPU for it, torch converts numbers to float32 and back"
 
 
 def make_rows(size: Size) -> Sequence[Row]:
@@ -201,7 +201,7 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     epochs: list[Compared] = []
     memory: list[Compared] = []
     sentences: list[str] = []
-    slow = False
+    slow: dict[str, None] = {}
     for length in LENGTHS:
         outcome = outcomes.get(f"length{length}")
         reference = find_arm(outcome, dtype=REFERENCE)
@@ -210,10 +210,11 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
         words = []
         for arm in list_arms(outcome):
             what = f"length {length}, {arm.label}"
-            there, there_bytes = seconds.get(arm.trial.dtype), held.get(arm.trial.dtype)
-            if there is not None:
+            is_alike = arm is reference or arm.trial.shape.autocast  # the published weights stayed float32
+            there, there_bytes = (found.get(arm.trial.dtype) if is_alike else None for found in (seconds, held))
+            if seconds.get(arm.trial.dtype) is not None:
                 ours = scale(arm.step, count_steps(arm, published.DTYPE_EPOCHS))
-                epochs.append(Compared(what, ours, there, print_seconds(there)))
+                epochs.append(Compared(what, ours, there, print_seconds(there) if there else ""))
             printed = print_gigabytes(there_bytes) if there_bytes else ""
             memory.append(Compared(what, read_memory(arm), there_bytes, printed))
             ratio = None if arm is reference else divide_steps(arm, reference)
@@ -222,10 +223,11 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
             base = seconds[REFERENCE]
             times.append(Compared(what, ratio, there / base if there and base else None))
             words.append(f"{arm.label} {say_judged(ratio)}, {say_verdict(ratio)}")
-            slow = slow or (arm.trial.dtype == "float16" and judge(ratio) is Verdict.SLOWER and is_cpu(arm))
+            if judge(ratio) is Verdict.SLOWER and is_cpu(arm):
+                slow[arm.trial.dtype] = None
         if words:
             sentences.append(f"Step over float32 at target length {length}: {'; '.join(words)}.")
-    unclear = "published: whole training runs, one each; cast or autocast is not specified"
+    unclear = "published: whole training runs, one each; with autocast, by their memory (see the checks)"
     held_by = {length: measure_dtypes(outcomes.get(f"length{length}")) for length in LENGTHS}
     lost = set(find_lost(outcomes))
     learning = [line for line in times if line.published is not None and line.what not in lost]
@@ -233,11 +235,15 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=Main("ratio", f"step over {REFERENCE}, {first.what}", *first[1:]) if first else None,
         tables=keep_tables(
+            make_beside_table("bytes", memory, title="Peak memory", size=size, notes=(ACCOUNTED,)),
             make_beside_table("ratio", times, title="Time over float32", size=size, notes=(unclear,)),
             make_beside_table("seconds", epochs, title=f"{published.DTYPE_EPOCHS} epochs, from steps", size=size),
-            make_beside_table("bytes", memory, title="Peak memory", size=size, notes=(ACCOUNTED,)),
         ),
-        sentences=(*sentences, *((NO_HALF,) if slow else ()), *describe_lost(outcomes)),
+        sentences=(
+            *sentences,
+            *((f"{' and '.join(slow)} {'are' if len(slow) > 1 else 'is'} {NO_HALF}.",) if slow else ()),
+            *describe_lost(outcomes),
+        ),
         questions=pair_questions("polaris", "P7", answer_memory(held_by, list(describe_lost(outcomes)))),
     )
 

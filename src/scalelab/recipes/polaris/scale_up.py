@@ -34,7 +34,7 @@ from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import break_arm
 from scalelab.studies.shared.study import Study
 from scalelab.studies.straggler import Straggler
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 
 LARGEST = published.SCALE_UPS[-1]
 FORECAST_DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")

@@ -79,7 +79,7 @@ def _check_bias() -> Iterator[Check]:
         id="Q5",
         claim=f"integer weights cost {raw:.2f} points: {BIAS_FLOAT_PERCENT} → {BIAS_RAW_PERCENT} %",
         computed=f"with activations rounded too it is {whole:.2f}, and more rounding cannot help: {raw - whole:.2f}"
-        f" points come from the bias, which was added unscaled to logits that {NUM_LAYERS} layers with weights below 1"
+        f" points would come from the bias, added unscaled to logits that {NUM_LAYERS} layers with weights below 1"
         f" scale by at least 127^{NUM_LAYERS} = {factor:.1e}",
         holds=raw <= whole,
     )

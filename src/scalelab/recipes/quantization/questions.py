@@ -1,10 +1,7 @@
 """What the quantization lab concludes, confirmed or not with this run's numbers and a reason.
 
-A normal distribution has no excess kurtosis, a uniform one −1.2, and the estimate from n numbers has a standard error
-of √(24/n) (Joanes and Gill 1998): weights are drawn from a uniform distribution before training. Kurtosis alone does
-not see a plateau or a second hump, so the share of values that lie elsewhere than in a normal distribution (the
-distance of Kolmogorov and Smirnov) is limited too, to half of what a uniform distribution has (0.057). A mean within a
-fifth of a standard deviation of zero is near it: the smallest effect that has a name (Cohen 1988).
+A change in accuracy has one of two intervals, and says which: over networks trained from other seeds, or, of a single
+network, over images that might have been tested instead.
 """
 
 from __future__ import annotations
@@ -17,18 +14,21 @@ from scalelab.analysis.paired import count_pairs, estimate_paired_difference
 from scalelab.analysis.stats import estimate_location
 from scalelab.recipes.evidence import UNTOLD, say
 from scalelab.recipes.quantization.published import ACTIVATIONS_PERCENT, BIAS_RAW_PERCENT, WEIGHTS_PERCENT
+from scalelab.recipes.quantization.shapes import (
+    describe_shape,
+    explain_flat,
+    find_centre,
+    find_outside,
+    find_share,
+    judge_shapes,
+)
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
 from scalelab.studies.quantize.answer import StageAnswer
-from scalelab.studies.quantize.findings import format_change
 from scalelab.units import format_count, format_share
 
 LARGEST = 127
-LEVEL = 0.5
-"""Excess kurtosis within which a distribution counts as roughly bell-shaped."""
-FARTHEST = 0.03
-"""Distance from the normal distribution within which one counts as a bell."""
-CENTRED = 0.2
-"""Standard deviations that the mean of a centred distribution may be from zero."""
+BIASES = {"in_float": "float", "bias_unscaled": "weights-raw-bias", "scaled": "weights", "all_int8": "int8-255"}
+"""Stages of Q5, by what its answer calls them."""
 NORMAL_BEYOND = 0.0027
 """Of a normal distribution, beyond three standard deviations."""
 SMALL_DROP, TOLERATED = 0.01, 0.02
@@ -37,91 +37,8 @@ NEAR = 0.1
 """Of the largest activation: what is called near zero."""
 
 
-def list_middles(histogram: Histogram) -> list[tuple[float, int]]:
-    """The middle and the count of every bin."""
-    width = (histogram.high - histogram.low) / len(histogram.counts)
-    return [(histogram.low + width * (number + 0.5), count) for number, count in enumerate(histogram.counts)]
-
-
-def find_share(histogram: Histogram, least: float, most: float) -> float:
-    """The share of values in bins whose middle lies between two limits."""
-    within = sum(count for middle, count in list_middles(histogram) if least <= middle <= most)
-    return within / max(1, sum(histogram.counts))
-
-
-def find_outside(histogram: Histogram) -> float:
-    """The share beyond three standard deviations of the mean."""
-    three = 3 * histogram.deviation
-    return 1 - find_share(histogram, histogram.mean - three, histogram.mean + three)
-
-
-def find_moment(histogram: Histogram, power: int, around: float = 0.0) -> float:
-    """The mean of a power of the distance from a place, from bins."""
-    total = sum((middle - around) ** power * number for middle, number in list_middles(histogram))
-    return total / max(1, sum(histogram.counts))
-
-
-def find_kurtosis(histogram: Histogram) -> tuple[float, float]:
-    """The excess kurtosis from bins, and twice its standard error."""
-    mean = find_moment(histogram, 1)
-    second, fourth = (find_moment(histogram, power, mean) for power in (2, 4))
-    return (fourth / second**2 - 3 if second else 0.0), 2 * math.sqrt(24 / max(1, sum(histogram.counts)))
-
-
-def find_distance(histogram: Histogram) -> float:
-    """The largest difference from the shares of a normal distribution with its mean and deviation, over all bins."""
-    mean, count = find_moment(histogram, 1), max(1, sum(histogram.counts))
-    width = math.sqrt(2 * find_moment(histogram, 2, mean)) or 1.0
-    half, below, farthest = (histogram.high - histogram.low) / len(histogram.counts) / 2, 0, 0.0
-    for middle, number in list_middles(histogram):
-        below += number
-        farthest = max(farthest, abs(below / count - (1 + math.erf((middle + half - mean) / width)) / 2))
-    return farthest
-
-
-def is_bell(histogram: Histogram) -> bool:
-    kurtosis, width = find_kurtosis(histogram)
-    return abs(kurtosis) + width <= LEVEL and find_distance(histogram) <= FARTHEST
-
-
-def find_centre(histogram: Histogram) -> float:
-    """The mean in standard deviations."""
-    return histogram.mean / histogram.deviation if histogram.deviation else 0.0
-
-
-def describe_shape(histogram: Histogram) -> str:
-    """`flatter than a bell (−1.15 ± 0.04)`."""
-    kurtosis, width = find_kurtosis(histogram)
-    words = "roughly bell-shaped" if is_bell(histogram) else "too few numbers to judge its shape"
-    if abs(kurtosis) + width <= LEVEL and not is_bell(histogram):
-        words = f"no bell though its kurtosis fits, as {format_share(find_distance(histogram))} lie elsewhere"
-    if kurtosis - width > LEVEL:
-        words = "heavier tails than a bell"
-    elif kurtosis + width < -LEVEL:
-        words = "flatter than a bell"
-    sign = "−" if kurtosis < 0 else ""
-    return f"{words} ({sign}{abs(kurtosis):.2f} ± {width:.2f})"
-
-
-def judge_shapes(histograms: Sequence[Histogram]) -> str:
-    """Whether distributions are centred bells, the limits of both, and which of them could be normal."""
-    bells = [one.layer for one in histograms if is_bell(one)]
-    centred = [one.layer for one in histograms if abs(find_centre(one)) <= CENTRED]
-    both = [layer for layer in bells if layer in centred]
-    num = len(histograms)
-    farthest = max(histograms, key=lambda one: abs(find_centre(one)))
-    some = f"In part: of {num} layers, {', '.join(both)} {'are' if len(both) > 1 else 'is'} both"
-    verdict = "Yes" if len(both) == num else some if both else "No layer is both"
-    return (
-        f"{verdict}. Centred (mean within {CENTRED:g} σ of zero): {len(centred)} of {num}; the farthest mean is"
-        f" {abs(find_centre(farthest)):.2f} σ from zero ({farthest.layer}). Bell-shaped (excess kurtosis within"
-        f" ± {LEVEL:g}, a normal distribution has 0, and at most {format_share(FARTHEST)} elsewhere than in one):"
-        f" {len(bells)} of {num}"
-    )
-
-
 def format_signed(number: float) -> str:
-    return f"{number:+.2f}".replace("-", "−")
+    return f"{number:+.2f}".replace("-", "−") if abs(number) >= 0.005 else "0.00"
 
 
 def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
@@ -130,19 +47,29 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     shapes = "; ".join(f"{one.layer} {describe_shape(one)}" for one in histograms)
     outside = {one.layer: find_outside(one) for one in histograms}
     listed = ", ".join(f"{format_share(share)} in {layer}" for layer, share in outside.items())
-    spans = {one.layer: max(-one.least, one.largest) / (3 * one.deviation or 1.0) for one in histograms}
     sides = {one.layer: min(-one.least, one.largest) / max(-one.least, one.largest, 1e-30) for one in histograms}
     lopsided = min(sides, key=sides.__getitem__)
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
+    reach = max(max(-one.least, one.largest) for one in histograms)
     return {
-        "shape": f"{judge_shapes(histograms)}. By layer: {shapes}. Flat ones resemble the uniform distribution"
-        " that initialization draws from (−1.2).",
-        "outliers": f"{'Yes' if few else 'Not everywhere'}: beyond 3σ lie {listed} (a normal distribution:"
-        f" {format_share(NORMAL_BEYOND)}). The largest weight is {max(spans.values()):.1f} × 3σ.",
+        "shape": f"{judge_shapes(histograms)}. Kurtosis and distance by layer: {shapes}.{explain_flat(histograms)}",
+        "outliers": f"{'Yes' if few else 'Not everywhere'}: all weights lie within ± {reach:.2f}, and beyond 3σ lie"
+        f" {listed} (a normal distribution: {format_share(NORMAL_BEYOND)})."
+        f" {describe_reach(measure_spans(histograms))}",
         "symmetric": f"{'Yes' if sides[lopsided] > 0.5 else 'Not for every layer'}: the shorter side reaches"
         f" {format_share(sides[lopsided])} of the longer one in {lopsided}, the least symmetric layer; a symmetric"
         " scale leaves the rest of that side unused. One scale per layer is fixed by its largest weight.",
     }
+
+
+def measure_spans(histograms: Sequence[Histogram]) -> dict[str, float]:
+    """The largest weight of every layer, in three standard deviations."""
+    return {one.layer: max(-one.least, one.largest) / (3 * one.deviation or 1.0) for one in histograms}
+
+
+def describe_reach(spans: Mapping[str, float]) -> str:
+    widest, tightest = max(spans, key=spans.__getitem__), min(spans, key=spans.__getitem__)
+    return f"The largest weight is {spans[widest]:.1f} × 3σ in {widest} and {spans[tightest]:.1f} × 3σ in {tightest}."
 
 
 def pool_change(networks: Sequence[Quantized], candidate: str, reference: str) -> Estimate | None:
@@ -162,36 +89,51 @@ def pool_change(networks: Sequence[Quantized], candidate: str, reference: str) -
     return estimate_location([(counts.won - counts.lost) / counts.num_samples for counts in known])
 
 
-def name_networks(networks: Sequence[Quantized]) -> str:
-    return f", over {len(networks)} seeds" if len(networks) > 1 else ""
-
-
-def say_pooled(change: Estimate | None) -> str:
-    """`−1.41 points (−3.38 to +0.27)`."""
+def say_pooled(change: Estimate | None, networks: Sequence[Quantized]) -> str:
+    """`−1.41 points (−3.38 to +0.27 over 8 seeds)`."""
     if change is None:
         return "unknown"
-    ends = "" if change.low is None or change.high is None else f" ({format_ends(change)})"
-    return f"{format_points(100 * change.value)}{ends}"
+    base = f"{len(networks)} seeds" if len(networks) > 1 else "images"
+    ends = "" if change.low is None or change.high is None else f" ({format_ends(change)} over {base})"
+    return f"{format_signed(100 * change.value)} points{ends}"
+
+
+def count_right(networks: Sequence[Quantized], **stages: str) -> str:
+    """`right of 355 images: 341 in float, 340 in int8`, of the network in the tables."""
+    one = networks[0]
+    found = {stage.name: sum(map(int.__eq__, stage.predictions, one.labels)) for stage in one.stages}
+    listed = ", ".join(f"{found[name]:,} {words.replace('_', ' ')}" for words, name in stages.items() if name in found)
+    return f"Right of {len(one.labels):,} images: {listed}."
 
 
 def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantized] = ()) -> dict[str, str]:
     weights, sigma = found.get("weights"), found.get("weights-3sigma")
-    if weights is None or sigma is None:
+    if weights is None or sigma is None or not networks:
         return {}
+    change, clamped = (pool_change(networks, stage, "float") for stage in ("weights", "weights-3sigma"))
+    apart = pool_change(networks, "weights-3sigma", "weights")
+    right = count_right(networks, in_float="float", with_int8_weights="weights")
+    choice = "3σ, which is more accurate here" if is_above(apart) else "The total range, which clamps no weight"
     return {
-        "range": f"The total range, which clamps no weight: with it the network {say_change(weights)}; by 3σ it"
-        f" {say_change(sigma)}. {compare_ranges(networks)}{compare_stages(weights, sigma)}",
-        "tolerates": f"{judge_drop(pool_change(networks, 'weights', 'float') or weights.difference)}."
-        f" {describe_pooled(networks) or describe_weights(weights)} Rounding moves a weight by at most 1/254 of the"
-        " layer's largest.",
+        "range": f"{choice}: against float, the accuracy changes by {say_pooled(change, networks)} with the total range"
+        f" and by {say_pooled(clamped, networks)} with 3σ, {judge_apart(apart, networks)}. {compare_ranges(networks)}"
+        f"{compare_stages(weights, sigma)}",
+        "tolerates": f"{judge_drop(change)}. {describe_weights(networks)} {right} Rounding moves a weight by"
+        " at most 1/254 of the layer's largest.",
     }
 
 
-def describe_pooled(networks: Sequence[Quantized]) -> str:
-    if len(networks) < 2:
-        return ""
-    change = say_pooled(pool_change(networks, "weights", "float"))
-    return f"Over {len(networks)} seeds, the accuracy changes by {change}, the 95 % interval of such networks."
+def is_above(change: Estimate | None) -> bool:
+    return change is not None and change.low is not None and change.low > 0
+
+
+def judge_apart(apart: Estimate | None, networks: Sequence[Quantized]) -> str:
+    """What 3σ changes against the total range."""
+    if apart is None or apart.low is None or apart.high is None:
+        return "which this run does not compare"
+    worse = "so 3σ costs accuracy" if apart.high < 0 else "so 3σ gains accuracy" if apart.low > 0 else ""
+    median = "; medians over seeds do not subtract" if len(networks) > 1 else ""
+    return f"{worse or 'no difference beyond the interval'}: {say_pooled(apart, networks)} apart{median}"
 
 
 def compare_ranges(networks: Sequence[Quantized]) -> str:
@@ -206,26 +148,33 @@ def compare_ranges(networks: Sequence[Quantized]) -> str:
     return f"3σ gives {', and '.join(said)}. " if said else ""
 
 
-def describe_weights(answer: StageAnswer) -> str:
-    return f"With int8 weights the network {describe(answer)}."
+def describe_weights(networks: Sequence[Quantized]) -> str:
+    change = pool_change(networks, "weights", "float")
+    return f"With int8 weights the accuracy changes by {say_pooled(change, networks)}."
 
 
 def describe(answer: StageAnswer) -> str:
-    """`loses 1.10 points of accuracy (−1.42 to −0.72) and classifies 97.34 % of images as float does`."""
+    """`loses 1.10 points of accuracy (−1.42 to −0.72 over images) and classifies 97.34 % of images as float does`."""
     same = None if answer.agreement is None else answer.agreement.value
     return f"{say_change(answer)} and classifies {say('accuracy', same)} of images as float does"
 
 
 def say_change(answer: StageAnswer) -> str:
-    """`loses 1.60 points of accuracy (−3.1 to −0.2)`; a change that may be none in images, `could be chance`."""
+    """Of one network: `loses 1.60 points of accuracy (−3.1 to −0.2 over images)`; a change that may be none in images.
+
+    Its interval is of other images, where that of `say_pooled` is of other seeds.
+    """
     change, counts = answer.difference, answer.counts
     if change is None:
         return "cannot be judged"
+    ends = "" if change.low is None or change.high is None else f"{format_ends(change)} points over images"
     more = counts.won - counts.lost if counts else 0
-    if change.low is None or change.high is None or not change.low < 0 < change.high or not more:
-        return format_change(change)
-    images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'} than float"
-    return f"is right on {images} ({format_ends(change)} points: could be chance)"
+    if ends and (change.low or 0.0) < 0 < (change.high or 0.0) and more:
+        images = f"{format_count(abs(more), 'image')} {'more' if more > 0 else 'fewer'} than float"
+        return f"is right on {images} ({ends})"
+    verb = "loses" if change.value < 0 else "gains"
+    size = f"{verb} {100 * abs(change.value):.2f} points of accuracy" if change.value else "keeps the accuracy"
+    return f"{size}{f' ({ends})' if ends else ''}"
 
 
 def judge_drop(change: Estimate | None) -> str:
@@ -257,7 +206,7 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     is_near = bool(shares) and min(shares.values()) > 0.5
     near = ", ".join(f"{format_share(share)} in {layer}" for layer, share in shares.items())
     return {
-        "before": f"{judge_shapes(before)}. By mean and excess kurtosis: {shapes}.",
+        "before": f"{judge_shapes(before, 'by the limits of Q1')}. Mean, kurtosis and distance by layer: {shapes}.",
         "after": f"{'Yes' if is_near else 'Not in every layer'}: non-negative in"
         f" {', '.join(one.layer for one in hidden) or 'no layer'}, as ReLU sets negative numbers to 0"
         f"{without}. Below {format_share(NEAR)} of the largest lie {near or 'none'}: few activations use the upper"
@@ -273,8 +222,8 @@ def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
     low, high = change.low or 0.0, change.high or 0.0
     published = format_signed(float(ACTIVATIONS_PERCENT) - float(WEIGHTS_PERCENT))
     drop = (
-        f"{say_pooled(change)} against int8 weights alone{name_networks(networks)} (K = 255 as in the published code,"
-        f" which gave {published})"
+        f"{say_pooled(change, networks)} against int8 weights alone (K = 255 as in the published code, which gave"
+        f" {published})"
     )
     verdict = f"This run does not resolve a drop: {drop}"
     if high < 0:
@@ -283,8 +232,9 @@ def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
     elif low > 0:
         verdict = f"No, a gain: {drop}"
     return {
-        "drop": f"{verdict}. K stands for the largest activation: 255 with a clamp at 127 cuts off the upper half of"
-        f" the range, 127 only rounds.{judge_clamp(networks)}"
+        "drop": f"{verdict}. {count_right(networks, with_int8_weights='weights', with_activations='int8-255')} K is the"
+        " integer that the largest activation is scaled to: 255 with a clamp at 127 cuts off the upper half of the"
+        f" range, 127 only rounds. {judge_clamp(networks)}"
     }
 
 
@@ -301,11 +251,27 @@ def judge_clamp(networks: Sequence[Quantized]) -> str:
         (False, True): "so rounding costs accuracy, and the clamp nothing that can be seen",
         (False, False): "so neither cost is beyond its interval",
     }[is_clamp, is_rounding]
-    return f" Rounding alone changes the accuracy by {say_pooled(rounding)}, the clamp by {say_pooled(clamp)}: {cause}."
+    return (
+        f"Rounding alone (K = 127) changes the accuracy by {say_pooled(rounding, networks)}, the clamp of K = 255 by"
+        f" {say_pooled(clamp, networks)}: {cause}."
+    )
 
 
-def format_points(points: float) -> str:
-    return f"{format_signed(points)} points"
+def describe_alone(found: Mapping[str, StageAnswer], networks: Sequence[Quantized]) -> str:
+    """The network of the tables: of several, it is one, whose images decide less than all of them."""
+    one, rounded = found["int8-255"], found["int8"]
+    is_open = one.difference is not None and (one.difference.low or 0.0) <= 0 <= (one.difference.high or 0.0)
+    alone = (
+        f"The {len(networks[0].labels):,} images of one network cannot decide whether int8 costs accuracy: with"
+        if is_open
+        else "With"
+    )
+    if len(networks) < 2:
+        alone = "With"
+    return (
+        f"{alone} K = 255 and the clamp at 127, the network in the tables {describe(one)}; with K = 127 it"
+        f" {say_change(rounded)}."
+    )
 
 
 def format_ends(change: Estimate) -> str:
@@ -321,7 +287,8 @@ def answer_bias(
     is_gain = change is not None and change.low is not None and change.low > 0
     so = "So what scaling recovers was lost with the bias, not by rounding weights. " if is_gain else ""
     return {
-        "bias": f"{judge_bias(networks)} {weigh_bias(layers)}{so}The published numbers suggest that what was recovered"
+        "bias": f"{judge_bias(networks)} {count_right(networks, **BIASES)} {weigh_bias(layers)}{so}The published"
+        " numbers suggest that what was recovered"
         f" there was lost with the bias, not by rounding: int8 weights give {WEIGHTS_PERCENT} % without a bias (Q2),"
         f" {BIAS_RAW_PERCENT} % with an unscaled one (Q5), though of two networks."
     }
@@ -363,12 +330,16 @@ def judge_bias(networks: Sequence[Quantized]) -> str:
     elif change.high is not None and change.high < 0:
         verdict = "No, the unscaled bias does better"
     elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
-        verdict = f"No, any gain here is below {100 * change.high + 0.005:.2f} points"
-    lost = say_pooled(pool_change(networks, "weights", "float"))
-    return (
-        f"{verdict}: scaling the bias changes the accuracy by {say_pooled(change)}{name_networks(networks)}; the bias"
-        f" decides {decided:,} of {num:,} images. Rounding the weights, with the bias scaled, changes it by {lost}."
+        gain = f"the median gain over {len(networks)} seeds" if len(networks) > 1 else "any gain here"
+        verdict = f"No, {gain} is at most {max(0.0, 100 * change.high):.2f} points"
+    return f"{verdict}. {describe_bias(networks)} The bias decides {decided:,} of {num:,} images."
+
+
+def describe_bias(networks: Sequence[Quantized]) -> str:
+    scaled, lost = (
+        say_pooled(pool_change(networks, "weights", other), networks) for other in ("weights-raw-bias", "float")
     )
+    return f"Scaling the bias changes the accuracy by {scaled}, rounding the weights, with the bias scaled, by {lost}."
 
 
 def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Iterator[str]:
@@ -376,7 +347,7 @@ def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Ite
     if tied is None or "int8-accumulators" not in found:
         return
     yield (
-        f"In {tied:,} of {len(quantized.labels):,} images two int8 logits are the largest, and the first one wins. With"
+        f"In {tied:,} of {len(quantized.labels):,} images two int8 logits tie for the largest. With"
         f" the int32 sums of the last layer as logits, the network {describe(found['int8-accumulators'])}."
     )
     stages = (found[name].stage.predictions for name in ("float", "int8", "int8-accumulators"))
@@ -385,7 +356,7 @@ def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Ite
         num_repaired = sum(sums == true for true, sums in other)
         yield (
             f"int8 classifies {format_count(len(other), 'image')} differently from float; with int32 sums"
-            f" {num_repaired:,} of them agree again: that is what rounding logits to a byte costs."
+            f" {num_repaired:,} of {len(other):,} get float's class: rounding logits to a byte cost them that."
         )
 
 

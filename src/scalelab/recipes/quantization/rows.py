@@ -24,26 +24,31 @@ from scalelab.recipes.quantization.questions import (
     answer_forward,
     answer_integers,
     answer_weights,
-    describe,
+    describe_alone,
+    describe_bias,
     describe_export,
+    describe_reach,
     describe_ties,
     describe_weights,
+    judge_clamp,
+    measure_spans,
 )
+from scalelab.recipes.quantization.shapes import describe_saturation, find_largest
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Chart, Table
 from scalelab.report.tables import count_column, make_column, make_table, text_column
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
-from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer
+from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer, draw_stages
 from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
-from scalelab.units import format_share
 
 PLAIN, BIASED = "plain", "bias"
 """The two training runs."""
 SMALL_EPOCHS = {"none": 8, "last": published.EPOCHS}
 DEVIATIONS = 3
+ACCURACY = "Accuracy of the first network, ± over its test images"
 NETWORKS = 8
 """In small, of either kind and each from its own seed: 355 test images of one network leave small changes open."""
 
@@ -134,7 +139,7 @@ def make_main(answer: StageAnswer | None, printed: str, what: str) -> Main:
 
 def make_accuracy_table(size: Size, lines: Sequence[Compared]) -> Table | None:
     notes = ("in small, ours are on digits",) if size == "small" else ()
-    return make_beside_table("accuracy", lines, title="Accuracy", size=size, notes=notes)
+    return make_beside_table("accuracy", lines, title=ACCURACY, size=size, notes=notes)
 
 
 def make_agreement_table(found: Mapping[str, StageAnswer]) -> Table:
@@ -168,6 +173,8 @@ def make_scale_table(quantized: Quantized) -> Table | None:
         make_column("number", "combined_scale", "output", lambda layer: 1 / layer.scale if layer.scale else None),
         title="Scales by layer",
         notes=(
+            f"with K = {published.CLAMP}; n_in: integers per unit of the input, {published.CLAMP} / max|input|; n_out:"
+            " what a layer's int32 sums are multiplied by to become int8",
             "sums: n_in · Π(n_w · n_out) of the layers before · n_w, which a bias is multiplied by",
             "output: sums · n_out = 127 / max|a|",
         ),
@@ -197,8 +204,12 @@ def draw_layers(histograms: Sequence[Histogram]) -> tuple[Chart, ...]:
     return keep_charts(*(chart for charts in drawn for chart in charts))
 
 
-def find_largest(histogram: Histogram) -> float:
-    return max(-histogram.least, histogram.largest)
+def draw_changes(found: Mapping[str, StageAnswer]) -> tuple[Chart, ...]:
+    """The change of every stage against float, image by image; with labels that fit."""
+    short = [
+        replace(one, stage=replace(one.stage, title=one.stage.title.replace(" + ", "+"))) for one in found.values()
+    ]
+    return draw_stages([one for one in short if one.stage.name != "float"])[1:]
 
 
 def divide_largest(limit: float) -> float | None:
@@ -211,7 +222,7 @@ def answer_q1(outcomes: Outcomes) -> Answer:
     if not histograms:
         return Answer()
     sigmas = {one.layer: DEVIATIONS * one.deviation for one in histograms}
-    spans = {one.layer: find_largest(one) / sigmas[one.layer] if sigmas[one.layer] else 1.0 for one in histograms}
+    spans = measure_spans(histograms)
     table = make_table(
         histograms,
         text_column("layer", "layer", lambda one: one.layer),
@@ -224,10 +235,8 @@ def answer_q1(outcomes: Outcomes) -> Answer:
         title="Weights by layer",
         notes=("n_w: integers per unit, 127 / max|w| or 127 / 3σ",),
     )
-    widest, tightest = max(spans, key=spans.__getitem__), min(spans, key=spans.__getitem__)
-    sentences = (
-        f"The largest weight is {spans[widest]:.1f} × 3σ in {widest} and {spans[tightest]:.1f} × 3σ in {tightest}.",
-    )
+    widest = max(spans, key=spans.__getitem__)
+    sentences = (describe_reach(spans),)
     return Answer(
         main=Main("ratio", f"largest weight over 3σ, {widest}", spans[widest]),
         tables=(table,),
@@ -250,7 +259,7 @@ def answer_q2(size: Size, outcomes: Outcomes) -> Answer:
         compare(found.get("dequantized")),
     ]
     sentences = (
-        describe_weights(found["weights"]),
+        describe_weights(list_networks(outcomes)),
         f"Dequantized weights classify {count_same(found, 'dequantized', 'weights')} images as the integers do: without"
         " biases, a scale on all weights of a layer only scales the logits.",
     )
@@ -302,7 +311,7 @@ def answer_q3(outcomes: Outcomes) -> Answer:
         tables=(table,),
         sentences=tuple(sentences),
         questions=pair_questions("quantization", "Q3", answer_activations(before, after)),
-        charts=draw_layers([*before, *after.values()]),
+        charts=draw_layers([*before, *(after[one.layer] for one in before)]),
         is_plot_asked=True,
     )
 
@@ -311,7 +320,7 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     quantized = read_quantized(outcomes.get(PLAIN))
     if quantized is None:
         return Answer()
-    found = answer_stages(quantized)
+    found, networks = answer_stages(quantized), list_networks(outcomes)
     lines = [
         compare(found.get("float")),
         compare(found.get("int8"), what=f"weights + activations, K = {published.CLAMP}"),
@@ -320,39 +329,15 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main(found.get("int8-255"), published.ACTIVATIONS_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
         tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found), make_scale_table(quantized)),
-        questions=pair_questions("quantization", "Q4", answer_forward(list_networks(outcomes))),
+        questions=pair_questions("quantization", "Q4", answer_forward(networks)),
         sentences=(
-            f"With K = {published.PEAK} and the clamp at {published.CLAMP}, the int8 network"
-            f" {describe(found['int8-255'])}.",
-            f"With K = {published.CLAMP} it {describe(found['int8'])}.",
-            describe_saturation(quantized),
+            *((judge_clamp(networks),) if len(networks) > 1 else ()),
+            describe_alone(found, networks),
+            describe_saturation(list_histograms(quantized, "after")),
             *describe_ties(quantized, found),
             *describe_export(quantized),
         ),
     )
-
-
-def describe_saturation(quantized: Quantized) -> str:
-    """What K = 255 clamps of the input and of every layer's output, from the histograms that set the scales."""
-    shares = {one.layer: find_share_beyond(one, published.PEAK) for one in list_histograms(quantized, "after")}
-    listed = ", ".join(f"{format_share(share)} of {layer}" for layer, share in shares.items())
-    return f"K = {published.PEAK} clamps what is above {published.CLAMP}/{published.PEAK} of the maximum: {listed}."
-
-
-def find_share_beyond(histogram: Histogram, peak: int) -> float:
-    """The share of values in bins whose middle is beyond the clamp."""
-    limit = find_largest(histogram) * published.CLAMP / peak
-    width = (histogram.high - histogram.low) / len(histogram.counts)
-    middles = (histogram.low + width * (number + 0.5) for number in range(len(histogram.counts)))
-    beyond = sum(count for count, middle in zip(histogram.counts, middles, strict=True) if abs(middle) > limit)
-    return beyond / max(1, sum(histogram.counts))
-
-
-def explain_epochs(size: Size, answers: Mapping[str, str]) -> dict[str, str]:
-    """Every answer, with why this network trains for less than the other in small."""
-    long, short = SMALL_EPOCHS["none"], SMALL_EPOCHS["last"]
-    why = f" In small this network trains for the published {short} epochs, the one of Q1 to Q4 for {long}."
-    return {name: f"{said}{why if size == 'small' else ''}" for name, said in answers.items()}
 
 
 def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
@@ -367,7 +352,8 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
         compare(found.get("int8"), what=f"weights + activations + bias, K = {published.CLAMP}"),
         compare(found.get("int8-255"), published.BIAS_ALL_PERCENT),
     ]
-    answers = answer_bias(found, list_networks(outcomes), quantized.layers)
+    networks = list_networks(outcomes)
+    answers = answer_bias(found, networks, quantized.layers)
     return Answer(
         main=make_main(found.get("int8-255"), published.BIAS_ALL_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
         tables=keep_tables(
@@ -376,13 +362,14 @@ def answer_q5(size: Size, outcomes: Outcomes) -> Answer:
             make_scale_table(quantized),
             make_bias_table(quantized),
         ),
-        questions=pair_questions("quantization", "Q5", explain_epochs(size, answers)),
+        questions=pair_questions("quantization", "Q5", answers),
+        charts=draw_changes(found),
         sentences=(
-            f"With K = {published.PEAK} and an int32 bias, the int8 network {describe(found['int8-255'])}.",
-            f"With K = {published.CLAMP} it {describe(found['int8'])}.",
-            f"With int8 weights and an unscaled bias it {describe(found['weights-raw-bias'])}, and"
+            *((describe_bias(networks),) if len(networks) > 1 else ()),
+            describe_alone(found, networks),
+            f"With int8 weights and an unscaled bias,"
             f" {count_same(found, 'weights-raw-bias', 'weights-no-bias')} images get the class that they get without a"
-            f" bias. With the bias scaled like the logits, it {describe(found['weights'])}.",
+            " bias.",
             *describe_ties(quantized, found),
             *describe_export(quantized),
         ),

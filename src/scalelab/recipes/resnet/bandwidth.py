@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import communication_by_subtraction
 from scalelab.analysis.traffic import count_wire_bytes
-from scalelab.recipes.evidence import Compared, divide_steps, keep_tables, make_beside_table, say, scale
+from scalelab.recipes.evidence import Compared, divide_steps, keep_tables, make_beside_table, say, say_wide, scale
 from scalelab.recipes.recipe import Answer, Outcomes, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.epochs import (
@@ -15,6 +16,7 @@ from scalelab.recipes.resnet.epochs import (
     count_cores,
     count_steps,
     list_pairs,
+    list_shared,
     make_main,
     name_beside,
     name_pair,
@@ -22,7 +24,7 @@ from scalelab.recipes.resnet.epochs import (
 from scalelab.recipes.resnet.published import subtract_ideal
 from scalelab.report.document import Table
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_count, format_share
+from scalelab.units import choose_unit, format_count, format_estimate, format_share
 from scalelab.workloads.catalogue import make_options
 
 LIMIT = published.BANDWIDTH_BYTES_PER_SECOND
@@ -38,7 +40,9 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         lines,
         title="Effective bandwidth of one all-reduce per step",
         size=size,
-        notes=("2·M·(N − 1)/N bytes per step over T_N − T_1; published: one all-reduce per epoch, in the next tables",),
+        notes=(
+            "2·M·(N − 1)/N bytes over t_N − t_1 of a step; published: one all-reduce per epoch, in the next tables",
+        ),
     )
     fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
     rates = [said for _, plain, arm in fair if (said := say_bandwidth(plain, arm))]
@@ -46,24 +50,29 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     sentences += explain_utilization(fair)
     sentences += explain_sharing([arm for _, _, arm in pairs])
     return Answer(
-        main=make_main("bandwidth", "bandwidth", list_published_rates(outcomes)),
-        tables=keep_tables(table, *compare_as_published(size, outcomes)),
+        main=make_main("bandwidth", "bandwidth", list_published_rates(fair)),
+        tables=keep_tables(table, *compare_as_published(size, pairs)),
         sentences=tuple(sentences),
         questions=pair_questions("resnet", "R4", {"bandwidth": " ".join(sentences)}),
     )
 
 
 def say_bandwidth(plain: Arm, arm: Arm) -> str:
-    """`21 ± 4 MB/s (2 devices, batch 8)`; a lower limit where communication may be zero; empty where unknown."""
+    """`21 (17 to 25) MB/s (2 devices, batch 8)`; a lower limit where communication may be zero; empty where unknown."""
     found, bound = measure_bandwidth(plain, arm), bound_bandwidth(plain, arm)
-    if found is not None:
-        rate = say("bytes", found)
-        return "" if rate == "unknown" else f"{rate.replace(' to ', '/s to ')}/s ({name_pair(arm)})"
-    return "" if bound is None else f"at least {say('bytes', bound)}/s ({name_pair(arm)})"
+    if found is not None and found.low is not None and found.high is not None:
+        value, low, high = (print_megabytes(rate) for rate in (found.value, found.low, found.high))
+        return f"{value} ({low} to {high}) MB/s ({name_pair(arm)})"
+    return "" if bound is None else f"at least {print_megabytes(bound)} MB/s ({name_pair(arm)})"
+
+
+def print_megabytes(rate: float) -> str:
+    """To two digits, and never as a power of ten."""
+    return f"{rate / 1e6:,.0f}" if rate >= 1e8 else f"{rate / 1e6:.2g}"
 
 
 def explain_utilization(pairs: Sequence[Pair]) -> Iterator[str]:
-    """The share of the published link's bandwidth that a step uses, and why it is low where it is."""
+    """The share of the published link's bandwidth, and why it is no utilization."""
     found = [(arm, scale(measure_bandwidth(plain, arm), 1 / LIMIT)) for _, plain, arm in pairs]
     known = [(arm, share) for arm, share in found if share is not None]
     gradients = count_gradient_bytes(pairs[0][2])
@@ -71,20 +80,18 @@ def explain_utilization(pairs: Sequence[Pair]) -> Iterator[str]:
     if not known:
         yield f"{sent}."
         return
-    listed = ", ".join(f"{say('share', share)} ({name_pair(arm)})" for arm, share in known)
-    why = ""
-    if all((share.high or share.value) < 1 for _, share in known):
-        why = (
-            " So low, because T_N − T_1 is not the transfer alone: starting the all-reduces, waiting for the slowest"
-            " rank and computing that ranks slow down for each other all count, and so few bytes hardly fill a link."
-        )
-    yield f"Utilization of the published link's {LIMIT / 1e9:g} GB/s: {listed}, with {sent} in every step.{why}"
+    listed = ", ".join(f"{say_wide('share', share)} ({name_pair(arm)})" for arm, share in known)
+    yield (
+        f"With {sent} in every step that is, of the {LIMIT / 1e9:g} GB/s that the report divides by: {listed}. This is"
+        " no utilization: that is not this machine's link, and the published times exceed it themselves (see the"
+        " checks). t_N − t_1 of a step also has the start of all-reduces and waiting for the slowest rank."
+    )
 
 
-def list_published_rates(outcomes: Outcomes) -> list[Compared]:
+def list_published_rates(pairs: Sequence[Pair]) -> list[Compared]:
     """The published method: the bytes of one all-reduce over the communication of a whole epoch."""
     lines = []
-    for batch, plain, arm in list_pairs(outcomes):
+    for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
         ours = scale(measure_bandwidth(plain, arm), 1 / count_steps(arm))
         rate = published.EFFECTIVE_GIGABYTES_PER_SECOND[ranks][batch]
@@ -92,20 +99,25 @@ def list_published_rates(outcomes: Outcomes) -> list[Compared]:
     return lines
 
 
-def list_utilization(outcomes: Outcomes) -> Iterator[Compared]:
+def list_utilization(pairs: Sequence[Pair]) -> Iterator[Compared]:
     """The same over the published bandwidth of a link."""
-    for line, (batch, _, arm) in zip(list_published_rates(outcomes), list_pairs(outcomes), strict=True):
+    for line, (batch, _, arm) in zip(list_published_rates(pairs), pairs, strict=True):
         ours = scale(line.ours, 1 / LIMIT) if isinstance(line.ours, Estimate) else None
         percent = published.UTILIZATION_PERCENT[arm.trial.num_ranks][batch]
         yield Compared(line.what, ours, float(percent) / 100, f"{percent} %")
 
 
-def compare_as_published(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
-    rates, shares = list_published_rates(outcomes), list_utilization(outcomes)
+def compare_as_published(size: Size, pairs: Sequence[Pair]) -> Iterator[Table | None]:
+    rates, shares = list_published_rates(pairs), list_utilization(pairs)
     title, notes = "By the published method", ("one all-reduce per epoch, although every step has one",)
     yield make_beside_table("bandwidth", rates, title=title, size=size, notes=notes)
     yield make_beside_table(
-        "share", shares, title=f"{title}: utilization of {LIMIT / 1e9:g} GB/s", size=size, notes=notes
+        "share",
+        shares,
+        title=f"{title}: utilization of {LIMIT / 1e9:g} GB/s",
+        size=size,
+        notes=notes,
+        unlike=list_shared(pairs) if size == "full" else [name_beside(arm, batch) for batch, _, arm in pairs],
     )
 
 
@@ -135,7 +147,7 @@ def explain_sharing(arms: Sequence[Arm]) -> Iterator[str]:
     if crowded:
         yield (
             f"On {' and '.join(map(str, crowded))} devices that share cores this is not a bandwidth: M is the same at"
-            " every batch, while T_N − T_1 has all the time that ranks wait for a core."
+            " every batch, while t_N − t_1 has all the time that ranks wait for a core."
         )
 
 
@@ -166,6 +178,7 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         title="Communication by subtraction, share of the epoch",
         size=size,
         notes=("(T_N − T_1/N) / T_N; published: with the logged 19.704 s for batch 512",),
+        unlike=list_shared(pairs),
     )
     seconds = make_beside_table(
         "number",
@@ -174,21 +187,20 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         size=size,
         header="ours [s]",  # as the published ones, although many are below a second
         notes=(
-            "communication: the median over launches of T_N − T_1/N, each with both times of one launch; it need not be"
-            " the difference of two medians",
+            "communication: launch by launch, not the difference of two medians",
             f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
         ),
     )
     listed = ", ".join(shares) or "not told here, as ranks share cores"
+    times = f"Computation T_1/N and communication T_N − T_1/N of an epoch, in s: {'; '.join(parts)}."
     sentences = (
         f"Communication by subtraction, as a share of the epoch: {listed}.",
-        *explain_floor([arm for _, _, arm in pairs]),
-        f"Computation T_1/N and communication T_N − T_1/N of an epoch, in s: {'; '.join(parts)}.",
         "It includes everything that does not shrink, such as computation that other ranks slow down.",
+        *explain_floor([arm for _, _, arm in pairs]),
     )
     fair = [line for line, (_, _, arm) in zip(lines, pairs, strict=True) if not arm.trial.is_oversubscribed]
     main = make_main("share", "communication", fair or lines)
-    questions = pair_questions("resnet", "R3", {"parts": " ".join(sentences)})
+    questions = pair_questions("resnet", "R3", {"parts": " ".join((times, *sentences))})
     return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
 
 
@@ -207,15 +219,12 @@ def explain_floor(arms: Sequence[Arm]) -> Iterator[str]:
 
 
 def say_seconds(time: Estimate | None) -> str:
-    """`3.56 ± 1.20`, all in one unit; with the ends where the interval is wider than the time."""
+    """`3.56 ± 1.20`, all in one unit, as the table has it."""
     if time is None:
         return "–"
     if time.low is None or time.high is None or time.half_width is None:
         return f"{time.value:.2f}"
-    if time.half_width > time.value:
-        ends = f"({max(0.0, time.low):.2f} to {time.high:.2f})"
-        return f"{max(0.0, time.value):.2f} {ends}" if time.high > 0 else "none"
-    return f"{time.value:.2f} ± {time.half_width:.2f}"
+    return format_estimate(time, replace(choose_unit("number", [time]), decimals=2)) if time.high > 0 else "none"
 
 
 def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:

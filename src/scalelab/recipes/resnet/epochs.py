@@ -54,8 +54,9 @@ SMALL_WIDTH = 4
 """Channels of the first stage in small, instead of 64."""
 SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
 """In small, by the published one; digits hold no 2048."""
-ONE_RUN = "one training run each: no interval; (for 32): the published batch that it stands for"
-APART = "timed one after the other, one device in R1, as load changed: speedups are those of steps, measured in turns"
+ONE_RUN = "one run each, no interval; a last partial batch is dropped; (for 32): published"
+APART = "timed one after the other: speedups are those of steps, measured in turns"
+UNLIKE = "not divided where devices share cores, as the published ones did not"
 QUARTER = "in small, a quarter of the published batch, (for 32), on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
@@ -136,6 +137,12 @@ def name_beside(arm: Arm, published_batch: int) -> str:
     return f"{format_count(arm.trial.num_ranks, 'device')}{shared}, {batch}"
 
 
+def list_shared(pairs: Sequence[Pair], *leads: str) -> set[str]:
+    """The lines of devices that share cores, by what their names begin with: published devices did not."""
+    crowded = [name_beside(arm, batch) for batch, _, arm in pairs if arm.trial.is_oversubscribed]
+    return {f"{lead}{name}" for name in crowded for lead in leads or ("",)}
+
+
 def make_main(quantity: Quantity, what: str, lines: list[Compared]) -> Main | None:
     """The first line with a number of ours, as a row's main number."""
     line = next((line for line in lines if line.ours is not None), None)
@@ -158,10 +165,13 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     notes = (QUARTER,) if size == "small" else ()
     main = make_main("ratio", "speedup", lines)
     lines += compare_two_to_four(outcomes)
+    unlike = list_shared(pairs, "1 → ", "2 → ")
+    title = "Speedup of an epoch"
+    apart = (*notes, *((UNLIKE,) if unlike else ()))
     return Answer(
         main=main,
         tables=keep_tables(
-            make_beside_table("ratio", lines, title="Speedup of an epoch", size=size, notes=notes),
+            make_beside_table("ratio", lines, title=title, size=size, notes=apart, unlike=unlike),
             compare_timed(size, outcomes),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
         ),
@@ -238,7 +248,7 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
         "kind": f"{STRONG_FOR_EPOCHS}: the images of an epoch stay the same while devices are added, but so does the"
         " batch per device: a step has N times the samples on N devices, so steps scale weakly.",
         "weak": f"{judge_weak(outcomes)} With a fixed batch per device, computing per step stays what it is and only"
-        f" the all-reduce is added: efficiency of a step on {most} devices, T_1/T_N, is {listed}. With a fixed global"
+        f" the all-reduce is added: efficiency of a step on {most} devices, t_1/t_N, is {listed}. With a fixed global"
         " batch, computing shrinks as 1/N while the gradients keep their bytes.",
     }
     if (point := find_data_point(pairs)) is not None:
@@ -271,8 +281,8 @@ def find_data_point(pairs: list[Pair]) -> str | None:
     there = [published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch] for batch in (first, last)]
     numbers = (
         f"speedup 1 → {ranks} devices{shared} is {say('ratio', before)} at batch {arm.trial.batch_per_rank} and"
-        f" {say('ratio', after)} at batch {later.trial.batch_per_rank} per device (published: {there[0]:.2f} at batch"
-        f" {first}, {there[1]:.2f} at {last})"
+        f" {say('ratio', after)} at batch {later.trial.batch_per_rank} per device (from the published times:"
+        f" {there[0]:.2f} at batch {first}, {there[1]:.2f} at {last})"
     )
     return {
         1: f"The larger batch scales better: {numbers}. The bytes are the same at every batch, so communication is"
@@ -291,7 +301,8 @@ def judge_weak(outcomes: Outcomes) -> str:
     weak, strong = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=4) for batch in (128, 32))
     one = find_arm(outcomes.get("batch128"), strategy="single")
     if weak is None or strong is None or one is None:
-        return f"{UNTOLD}: it takes four devices (published: {_compare_published():.2f} times the efficiency)."
+        there = f"from the published times: {_compare_published():.2f} times the efficiency"
+        return f"{UNTOLD}: it takes four devices ({there})."
     ratio = estimate_unpaired_ratio(strong.clean, weak.clean).map(lambda steps: 4 * steps)
     low, high = (ratio.value if end is None else end for end in (ratio.low, ratio.high))
     verdict = "Better" if low > 1 else "Worse" if high < 1 else UNTOLD
@@ -299,7 +310,7 @@ def judge_weak(outcomes: Outcomes) -> str:
     batch = one.trial.batch_per_rank
     return (
         f"{verdict}: from 1 × {batch} to 4 × {batch}, efficiency is {say('ratio', ratio)} times that from 1 × {batch}"
-        f" to 4 × {strong.trial.batch_per_rank}{shared} (published: {_compare_published():.2f} times)."
+        f" to 4 × {strong.trial.batch_per_rank}{shared} (from the published times: {_compare_published():.2f})."
     )
 
 
@@ -377,8 +388,11 @@ def describe_strong_point(outcomes: Outcomes) -> str:
     four = find_arm(outcomes.get("batch32"), num_ranks=4)
     there = published.EPOCH_SECONDS[1][128] / published.EPOCH_SECONDS[4][32]
     if one is None or four is None:
-        return f"The strong-scaling point, 1 × 128 against 4 × 32, needs four devices (published: {there:.2f}×)."
+        needs = "needs four devices (from the published times:"
+        return f"The strong-scaling point, 1 × 128 against 4 × 32, {needs} {there:.2f}×)."
     ours = say("ratio", estimate_unpaired_ratio(one.clean, four.clean))
     point = f"1 × {one.trial.batch_per_rank} against 4 × {four.trial.batch_per_rank}"
     shared = ", sharing cores" if four.trial.is_oversubscribed else ""
-    return f"The strong-scaling point, {point}{shared}, is {ours}× (two studies; published: {there:.2f}×)."
+    return (
+        f"The strong-scaling point, {point}{shared}, is {ours}× (two studies; from the published times: {there:.2f}×)."
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_location
+from scalelab.analysis.stats import estimate_location, judge
 from scalelab.answers.train import TrainStudy
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -24,9 +24,10 @@ from scalelab.recipes.resnet.epochs import make_job
 from scalelab.recipes.resnet.learning import SMALL_RATE
 from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Trial, TrialResult
+from scalelab.report.findings import select
 from scalelab.studies.comm_volume.report import BUFFERS
 from scalelab.studies.comm_volume.study import CommVolume
-from scalelab.units import format_share
+from scalelab.units import format_interval, format_share
 
 NORM_SEEDS = 5
 NORM_BATCH = 512
@@ -96,7 +97,7 @@ def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
         tables=keep_tables(table),
-        sentences=(sentence, *quote(outcome)),
+        sentences=(sentence, *(said for said in quote(outcome) if said not in quote(outcome, BUFFERS.name))),
         questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
         charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
     )
@@ -106,11 +107,18 @@ def answer_buffers(outcome: Outcome | None) -> dict[str, str]:
     gradients, buffers = (sum_bytes(outcome, purpose) for purpose in ("gradients", "buffers"))
     if not gradients or buffers is None:
         return {}
-    cost = " ".join(quote(outcome, BUFFERS.name))
+    found = select(outcome.document.findings, BUFFERS) if outcome and outcome.document else ()
+    ratio = next((finding.values.get("ratio") for finding in found), None)
+    cost = (
+        f" Without them a step takes {format_interval('ratio', ratio)} times as long: {judge(ratio)}."
+        if isinstance(ratio, Estimate)
+        else ""
+    )
     return {
         "buffers": f"{'Yes' if buffers else 'No'}: {buffers:,} bytes of buffers beside {gradients:,} of gradients,"
-        f" {format_share(buffers / (buffers + gradients))} of what a step sends. They are copied from rank 0 before"
-        f" every forward, not averaged.{f' {cost}' if cost else ''}"
+        f" {format_share(buffers / (buffers + gradients))} of what a step sends. The buffers are batch norm's"
+        " running means and variances and its counts of batches. They are copied from rank 0 before"
+        f" every forward, not averaged.{cost}"
     }
 
 
@@ -138,15 +146,15 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
         apart = (
             f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
             f" variances {format_share(variance)} (root mean square over {spreads[0].num_channels} channels). Both"
-            f" shrink as 1/√n, so at {NORM_BATCH} images per rank variances differ by about"
-            f" {format_share(at_published)}."
+            f" shrink as 1/√n, so at {NORM_BATCH} images per rank, which were not measured, variances should differ by"
+            f" about {format_share(at_published)}."
         )
     verdict = verdict or UNTOLD
-    change = f"{100 * gain.value:+.1f}".replace("-", "−")
-    width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
+    ends = "" if gain.low is None or gain.high is None else f" ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+    change = f"{100 * gain.value:+.1f} points{ends}".replace("-", "−")
     return {
         "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
-        f" {say_wide('accuracy', level)} with local batch norm and changes by {change}{width} points with"
+        f" {say_wide('accuracy', level)} with local batch norm and changes by {change} with"
         f" synchronized batch norm, over {len(differences)} seeds.{apart}"
     }
 

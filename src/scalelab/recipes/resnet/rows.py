@@ -20,13 +20,13 @@ from scalelab.recipes.evidence import (
     divide_steps,
     explain_limit,
     find_arm,
-    find_completed,
     is_out_of_memory,
     keep_tables,
     list_arms,
     make_beside_table,
     quote,
     say,
+    say_wide,
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling
@@ -44,7 +44,6 @@ from scalelab.recipes.resnet.epochs import (
     make_timed_table,
     name_batch,
     read_epoch,
-    read_second_epoch,
 )
 from scalelab.recipes.resnet.learning import make_r5
 from scalelab.recipes.resnet.messages import make_r6
@@ -63,6 +62,7 @@ from scalelab.units import format_quantity
 
 CLEARLY_LESS = 0.95
 """Throughput below this share of that of a smaller batch has fallen."""
+GROWS, FLAT = "Throughput grows", ("Throughput stays the same", "Throughput falls", "Throughput is flat or falls")
 SMALL_LIMIT = "600MB"
 """What a rank may allocate in small, so that the largest batch does not fit."""
 
@@ -77,7 +77,7 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
             ranks=(1, *DEVICES),
             batch_per_rank=choose_batch(size, batch),
             job=make_job(size),
-            sampling=make_sampling(size, rounds=5, steps=6, comm_free=True, phase_steps=2),
+            sampling=make_sampling(size, rounds=8, steps=6, comm_free=True, phase_steps=2),
         )
         for batch in published.BATCHES
     }
@@ -103,7 +103,7 @@ def make_r1(size: Size) -> Row:
     study = BatchSize(
         batches=tuple(choose_batch(size, batch) for batch in asked),
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=5, steps=4, phase_steps=2),
+        sampling=make_sampling(size, rounds=8, steps=4, phase_steps=2),
     )
     return Row(
         id="R1",
@@ -118,12 +118,14 @@ def make_r1(size: Size) -> Row:
 
 def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("batches")
-    lines = []
+    lines: list[Compared] = []
+    epochs: dict[int, Estimate] = {}
     is_small = any(arm.trial.options.get("data") == "digits" for arm in list_arms(outcome))
     for batch, seconds in published.COMPUTE_SECONDS.items():
         own = choose_batch("small" if is_small else "full", batch)
         arm = find_arm(outcome, global_batch=own)
         computing = scale(measure_computing(arm), count_steps(arm)) if arm else None
+        epochs |= {own: computing} if computing is not None else {}
         lines.append(Compared(name_batch(own, batch), computing, seconds, f"{seconds:.3f} s"))
     notes = (QUARTER,) if is_small else ()
     table = make_beside_table("seconds", lines, title="An epoch without loading, from steps", size=size, notes=notes)
@@ -140,8 +142,19 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         main=make_main("seconds", "epoch", lines),
         tables=keep_tables(*compare_timed(size, outcomes), table),
         sentences=tuple(sentences),
-        questions=pair_questions("resnet", "R1", answer_batches(list_arms(outcome), read_timed(size, outcomes))),
+        questions=pair_questions(
+            "resnet", "R1", answer_batches(list_arms(outcome), epochs, time_images(size, outcomes))
+        ),
     )
+
+
+def time_images(size: Size, outcomes: Outcomes) -> dict[int, float]:
+    """The time of an image without loading in the timed epochs, by our batch."""
+    found = {
+        choose_batch(size, batch): read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there, is_loading=False)
+        for batch, there in published.COMPUTE_SECONDS.items()
+    }
+    return {batch: epoch.image_seconds for batch, epoch in found.items() if epoch.image_seconds is not None}
 
 
 def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
@@ -155,38 +168,10 @@ def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
         yield make_timed_table(lines, f"Epoch 2 {'with' if is_loading else 'without'} loading, timed")
 
 
-def read_timed(size: Size, outcomes: Outcomes) -> dict[int, tuple[float, int]]:
-    """Epoch 2 without loading and its images, by batch: the last images that fill no batch are dropped."""
-    found = {}
-    for batch in published.COMPUTE_SECONDS:
-        result = find_completed(outcomes.get(f"timed{batch}"))
-        epoch = read_second_epoch(outcomes.get(f"timed{batch}"))
-        if result is None or epoch is None or epoch.compute_seconds is None:
-            continue
-        num_steps = epoch.step - result.epochs[0].step
-        found[choose_batch(size, batch)] = (epoch.compute_seconds, num_steps * result.trial.global_batch)
-    return found
-
-
-def name_timed(epochs: Mapping[int, tuple[float, int]], batches: Sequence[int]) -> str:
-    """` Epoch 2 … took 2.41 s for 1,440 images at batch 8 (1.67 ms each) (timed once).`; empty where untimed."""
-    said = [
-        f"{say('seconds', epochs[batch][0])} for {epochs[batch][1]:,} images at batch {batch}"
-        f" ({say('seconds', epochs[batch][0] / epochs[batch][1])} each)"
-        for batch in batches
-        if batch in epochs and epochs[batch][1] > 0
-    ]
-    return f" Epoch 2 without loading, timed once, took {', '.join(said)}." if said else ""
-
-
-def doubt(gain: Estimate, timed: Mapping[int, tuple[float, int]], batches: Sequence[int]) -> str:
-    """What to think of two epochs that contradict the measured gain; empty where they do not."""
-    known = [timed[batch] for batch in batches[:2] if batch in timed and timed[batch][1] > 0]
-    if len(known) < 2:
-        return ""
-    (before, few), (after, many) = known
-    is_other = (before / few > after / many) != (gain.value > 1)
-    return " Single timings are less certain than the medians of launches, and here they differ." if is_other else ""
+def name_epochs(epochs: Mapping[int, Estimate], batches: Sequence[int]) -> str:
+    """` An epoch without loading takes 2.4 ± 0.1 s at batch 8, …`, from steps that took turns; empty where unknown."""
+    said = [f"{say_wide('seconds', epochs[batch])} at batch {batch}" for batch in batches if batch in epochs]
+    return f" An epoch without loading takes {', '.join(said)}, from steps." if said else ""
 
 
 def judge_growth(gain: Estimate) -> str:
@@ -194,17 +179,30 @@ def judge_growth(gain: Estimate) -> str:
     low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
     verdict = judge(gain)
     if verdict is Verdict.SLOWER:
-        return "Throughput grows"
+        return GROWS
     if verdict is Verdict.NO_DIFFERENCE:
-        return "Throughput stays the same"
+        return FLAT[0]
     if high < CLEARLY_LESS:
-        return "Throughput falls"
+        return FLAT[1]
     if high < 2 - CLEARLY_LESS:
-        return "Throughput is flat or falls"
+        return FLAT[2]
     return "Throughput is flat or grows" if low > CLEARLY_LESS else UNTOLD
 
 
-def answer_batches(arms: Sequence[Arm], timed: Mapping[int, tuple[float, int]]) -> dict[str, str]:
+def doubt_timed(verdict: str, timed: Mapping[int, float], batches: Sequence[int]) -> str:
+    """What it means that the timed epochs order two batches the other way; empty where they do not."""
+    before, after = (timed.get(batch) for batch in batches[:2])
+    if verdict != GROWS or before is None or after is None or after <= before:
+        return ""
+    return (
+        f" The epochs timed as a whole have the opposite order ({say('seconds', before)} and {say('seconds', after)}"
+        " per image), but they are one run each, so a load that came in between shows in them; steps took turns."
+    )
+
+
+def answer_batches(
+    arms: Sequence[Arm], epochs: Mapping[int, Estimate], timed: Mapping[int, float] | None = None
+) -> dict[str, str]:
     """Whether throughput grows from the smallest batch to the next, and whether it still does after that."""
     ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
     gains = []
@@ -222,25 +220,35 @@ def answer_batches(arms: Sequence[Arm], timed: Mapping[int, tuple[float, int]]) 
         for verdict, group in groupby(zip(verdicts[1:], times[1:], strict=True), key=lambda pair: pair[0])
     )
     batches = [arm.trial.global_batch for arm in ordered]
-    per_image = ordered[0].step.value / ordered[0].trial.global_batch
     return {
-        "grows": f"{verdicts[0]}: {times[0]}.{name_timed(timed, batches[:2])}{doubt(gains[0][1], timed, batches)}"
-        f" A step has a cost that does not grow with its images (kernel launches, Python, the optimizer); at"
-        f" batch {batches[0]} an image takes"
-        f" {say('seconds', per_image)} in all.",
-        "flattens": f"{later}.{name_timed(timed, batches[1:])} {explain_end(gains[-1][1])}",
+        "grows": f"{'Yes. ' if verdicts[0] == GROWS else ''}{verdicts[0]}: {times[0]}."
+        f"{name_epochs(epochs, batches[:2])}{doubt_timed(verdicts[0], timed or {}, batches)}"
+        " A step has a cost that does not grow with its images (kernel launches,"
+        " Python, the optimizer), and a larger batch spreads it over more of them.",
+        "flattens": f"{judge_flat(verdicts, batches)} {later}.{name_epochs(epochs, batches[1:])}"
+        f" {explain_end(gains[-1][1])}".strip(),
     }
+
+
+def judge_flat(verdicts: Sequence[str], batches: Sequence[int]) -> str:
+    """From which batch on no larger one gains, by the verdicts from each to the next."""
+    flat = next((place for place in range(len(verdicts)) if all(one in FLAT for one in verdicts[place:])), None)
+    if flat is not None:
+        return f"Yes, from batch {batches[flat]} on."
+    if verdicts[-1] == GROWS:
+        return f"No, not up to batch {batches[-1]}."
+    return "" if UNTOLD in verdicts[1:] else f"{UNTOLD}."  # which the verdict itself says
 
 
 def explain_end(last: Estimate) -> str:
     """Why the last step to a larger batch gains what it does."""
     busy = "Once every core or multiprocessor is busy, an image takes the time of its arithmetic and memory traffic"
     if judge(last) is Verdict.SLOWER:
-        return f"{busy}; that is not reached here, as the largest batch still gains."
-    return (
-        f"{busy}: a larger batch gains nothing more. Why it may lose was not measured; activations that no longer"
-        " fit the caches are one possible reason."
-    )
+        return f"{busy}; that is not reached here."
+    gains = f"{busy}: a larger batch gains nothing more"
+    if last.high is None or last.high >= 1:
+        return f"{gains}. This run does not show whether that is reached."
+    return f"{gains}. Why it loses was not measured; activations that no longer fit the caches are one possible reason."
 
 
 def measure_computing(arm: Arm | None) -> Estimate | None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import communication_by_ablation, communication_by_subtraction
-from scalelab.analysis.stats import Verdict, judge
+from scalelab.analysis.speedup import communication_by_subtraction, scale_exposed
+from scalelab.analysis.stats import Verdict, estimate_difference, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
+    compare_estimates,
     divide_steps,
     find_arm,
     list_arms,
@@ -27,12 +28,14 @@ from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL
+from scalelab.studies.strategies.answer import list_devices
 from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
 from scalelab.units import (
     Unit,
     choose_unit,
     format_bytes,
     format_count,
+    format_interval,
     format_share,
     format_value,
     is_known,
@@ -40,6 +43,8 @@ from scalelab.units import (
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
+BEARABLE = 1.1
+"""DP's step over DDP's up to which DP is acceptable."""
 Answers = dict[str, str]
 """By the name of the question."""
 
@@ -49,13 +54,17 @@ def answer_timing(outcome: Outcome | None) -> Answers:
         return {}
     return {
         "warmup": join(
-            "Because the first steps also pay what is paid once: memory and thread pools, lazy imports, DDP's buckets"
-            " and connections, and on a GPU the CUDA context, kernel loading and autotuning, and clocks that rise.",
+            "Because the first steps include one-time costs: memory and thread pools, lazy imports, DDP's buckets and"
+            " connections, and on a GPU the CUDA context, kernel loading, autotuning and rising clocks. So they are run"
+            " and not counted.",
             *quote(outcome, WARMUP.name, MEAN_ERROR.name),
-            "So they are run and not counted.",
+            "A step is timed on every rank, rank 0 included, from before it takes its batch and starts forward to after"
+            " the optimizer, and the slowest rank's time counts. The other tasks take fewer steps per launch and drop"
+            " as many first steps as a test finds slower than the rest (see each setting line).",
         ),
         "randomness": join(
-            "Because two runs must differ only in what is compared. With a fixed seed, weights, data and order are the"
+            "Because two runs must differ only in what is compared. With a fixed seed (0, and 1 to compare),"
+            " weights, data and order are the"
             " same: equal losses prove that both runs did the same work, so a difference in time does not come from the"
             " data, and a change in the loss comes from the change in the code.",
             *quote(outcome, LOSSES_EQUAL.name, OTHER_SEED.name),
@@ -63,17 +72,15 @@ def answer_timing(outcome: Outcome | None) -> Answers:
     }
 
 
-def answer_strong(outcome: Outcome | None) -> Answers:
+def answer_strong(outcome: Outcome | None, batches: Outcome | None = None) -> Answers:
+    """`batches`: what the plain loop takes with the smaller batch of a rank."""
     spread = list_spread(outcome)
     plain = choose_reference(outcome, spread)
     if plain is None or not spread:
         return {}
     over = "the plain loop" if find_strategy(plain.trial.strategy).is_plain else plain.trial.strategy
     fair = [arm for arm in spread if not arm.trial.is_oversubscribed]
-    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in fair}
-    verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
-    below = [ranks for ranks, verdict in verdicts.items() if verdict is Verdict.SLOWER]
-    is_resolved = bool(verdicts) and Verdict.UNRESOLVED not in verdicts.values()
+    excess, below, is_resolved = find_losses(plain, fair)
     said = "No" if below else "Yes, within the error" if is_resolved else UNTOLD
     listed = "; ".join(
         f"{name_ranks(arm)}: speedup {say_wide('ratio', divide_steps(plain, arm))}, efficiency"
@@ -84,9 +91,12 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     if below:
         first = next(arm for arm in fair if arm.trial.num_ranks == below[0])
         efficiency = scale(divide_steps(plain, first), 1 / below[0])
-        place = f"At {below[0]} ranks already, from 100 % to {say_wide('share', efficiency)}."
-    split = [split_step(plain, arm, over) for arm in spread if arm.trial.num_ranks in below or arm not in fair]
-    parts = join(*split, LEFT_OVER) if any(split) else ""
+        place = (
+            f"At {below[0]} ranks already, from 100 % to {say_wide('share', efficiency)}{list_further(plain, spread)}."
+        )
+    shown = [arm for arm in spread if arm.trial.num_ranks in below or arm not in fair]
+    own = find_arm(outcome, strategy=spread[0].trial.strategy, num_ranks=1)
+    parts = join(*(split_step(plain, arm, over, batches, max(excess, default=1), own) for arm in shown))
     return {
         "linear": f"{said}. Over {over} on one rank, {listed}.",
         "drop": place,
@@ -96,10 +106,30 @@ def answer_strong(outcome: Outcome | None) -> Answers:
     }
 
 
-LEFT_OVER = (
-    "What is left over, in steps without the all-reduce too, is compute that does not shrink with the batch, or slows"
-    " down beside other ranks."
-)
+def find_losses(plain: Arm, fair: Sequence[Arm]) -> tuple[dict[int, Estimate | None], list[int], bool]:
+    """A step over its ideal by ranks, the ranks on which it is surely longer, and whether every verdict is clear."""
+    excess = {arm.trial.num_ranks: scale(divide_steps(arm, plain), arm.trial.num_ranks) for arm in fair}
+    verdicts = {ranks: judge(ratio) for ranks, ratio in excess.items() if ratio is not None}
+    below = [ranks for ranks, verdict in verdicts.items() if verdict is Verdict.SLOWER]
+    return excess, below, bool(verdicts) and Verdict.UNRESOLVED not in verdicts.values()
+
+
+def name_linearity(outcome: Outcome | None) -> str:
+    """`Not linear`, for a summary."""
+    spread = list_spread(outcome)
+    plain = choose_reference(outcome, spread)
+    if plain is None or not spread:
+        return ""
+    _, below, is_resolved = find_losses(plain, [arm for arm in spread if not arm.trial.is_oversubscribed])
+    return "Scaling is not linear" if below else "Scaling is linear within the error" if is_resolved else UNTOLD
+
+
+def list_further(plain: Arm, spread: Sequence[Arm]) -> str:
+    """The efficiency on more ranks than the fewest."""
+    return "".join(
+        f", to {say_wide('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))} at {name_ranks(arm)}"
+        for arm in spread[1:]
+    )
 
 
 def name_threads(arms: Sequence[Arm]) -> str:
@@ -116,11 +146,11 @@ def name_threads(arms: Sequence[Arm]) -> str:
     )
 
 
-def split_step(plain: Arm, arm: Arm, over: str) -> str:
+def split_step(plain: Arm, arm: Arm, over: str, batches: Outcome | None, num_fair: int, own: Arm | None) -> str:
     """A step as its ideal, exposed communication and the rest, in numbers that add up as they are printed."""
     if not any(arm.comm_free):
         return ""
-    ranks, exposed = arm.trial.num_ranks, communication_by_ablation(arm.clean, arm.comm_free).seconds
+    ranks, exposed = arm.trial.num_ranks, scale_exposed(arm.clean, arm.comm_free, arm.step.value)
     chosen = choose_unit("seconds", [arm.step])
     unit = replace(chosen, decimals=max(chosen.decimals, 1))
     parts = (arm.step.value, plain.step.value / ranks, exposed.value)
@@ -133,10 +163,78 @@ def split_step(plain: Arm, arm: Arm, over: str) -> str:
         for number, found in zip((whole, ideal, sent, abs(rest)), (arm.step, ideals, exposed, left), strict=True)
     ]
     slow = f"+ {said[3]} left over" if rest >= 0 else f"− {said[3]} by which compute is faster than its ideal"
-    return (
+    cores = num_fair if arm.trial.is_oversubscribed else None
+    split = (
         f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
-        f" communication {slow}; the ideal is {format_share(ideal / whole)} of it, the efficiency by medians."
+        f" communication ({format_share(sent / whole)} of the step) {slow}: the first part, the ideal, is"
+        f" {format_share(ideal / whole)} of it (the efficiency, by medians)."
     )
+    return join(split, explain_rest(plain, arm, rest, unit, cores, batches, own) if rest > 0 else "")
+
+
+def explain_rest(
+    plain: Arm,
+    arm: Arm,
+    rest: float,
+    unit: Unit,
+    cores: int | None,
+    batches: Outcome | None,
+    own: Arm | None = None,
+) -> str:
+    """What is left over in parts that add up: missing cores or what a smaller batch does not save, what the strategy
+    takes on one rank already (`own`), and the rest, which nothing here measures."""
+    ranks, batch = arm.trial.num_ranks, plain.trial.global_batch
+    ratio = measure_smaller(batches, batch, ranks)
+    share: Estimate | None = None
+    cause = ""
+    if cores is not None:
+        share = Estimate(value=1 / cores - 1 / ranks)
+        cause = f"from missing cores ({ranks} ranks have those of {cores}: 1/{cores} − 1/{ranks} of the plain loop)"
+    elif ratio is not None:
+        share = ratio.map(lambda found: found - 1 / ranks)
+        cause = (
+            f"from work that does not shrink with the batch (with {batch // ranks} instead of {batch} samples the plain"
+            f" loop still takes {say_wide('ratio', ratio)} of its step, not {1 / ranks:.2f}: S5B"
+            f"{describe_update([plain, arm])})"
+        )
+    if share is None or share.value <= 0:
+        return f"What is left over is compute that does not shrink with the batch{describe_update([plain, arm])}."
+    parts = [(share.map(lambda found: found * plain.step.value), cause)]
+    if own is not None and find_strategy(plain.trial.strategy).is_plain:
+        overhead = estimate_difference(own.clean, plain.clean)
+        parts += [(overhead, f"from {own.trial.strategy}'s own work, as on one rank ({own.label} less the plain loop)")]
+    said: list[str] = []
+    left = rest
+    for lost, words in parts:
+        known = round(lost.value / unit.factor, unit.decimals)
+        if known >= left:
+            return f"That is no more than comes {' and '.join([*(found for _, found in parts[: len(said)]), words])}."
+        if known > 0:
+            said.append(f"{format_part(known * unit.factor, lost, unit)} come {words}")
+            left -= known
+    unknown = f"{format_value(left * unit.factor, unit)} {unit.symbol} are not explained by this run"
+    return f"Of what is left over, {', '.join(said)}, and {unknown} ({name_suspects(cores)} would add to them)."
+
+
+def name_suspects(cores: int | None) -> str:
+    """What may slow computing on several ranks, and was not measured apart."""
+    shared = "caches and memory that ranks share"
+    return shared if cores is None else f"waiting for a core, switching between ranks, and {shared}"
+
+
+def measure_smaller(batches: Outcome | None, batch: int, ranks: int) -> Estimate | None:
+    """The plain loop's step with one rank's share of the batch, over that with all of it."""
+    small, whole = (find_arm(batches, strategy="single", global_batch=size) for size in (batch // ranks, batch))
+    return divide_steps(small, whole)
+
+
+def describe_update(arms: Sequence[Arm]) -> str:
+    """What the optimizer takes: every rank updates all parameters, however few samples it has."""
+    times = [(arm.trial.num_ranks, arm.phase("optimizer")) for arm in arms]
+    known = [f"{say_wide('seconds', found)} on {format_count(n, 'rank')}" for n, found in times if found is not None]
+    if len(known) < 2:
+        return ""
+    return f"; the optimizer, which updates all parameters on every rank, takes {' and '.join(known)}"
 
 
 def format_part(seconds: float, measured: Estimate, unit: Unit) -> str:
@@ -144,7 +242,7 @@ def format_part(seconds: float, measured: Estimate, unit: Unit) -> str:
     number, width = format_value(seconds, unit), measured.half_width
     if width is None or measured.low is None or measured.high is None:
         return f"{number} {unit.symbol}"
-    if width <= seconds:
+    if width <= seconds / 2:
         return f"{number} ± {format_value(width, unit)} {unit.symbol}"
     low, high = sorted((abs(measured.low), abs(measured.high))) if measured.value < 0 else (measured.low, measured.high)
     return f"{number} ({format_value(low, unit)} to {format_value(high, unit)}) {unit.symbol}"
@@ -170,16 +268,15 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
     if dp is None or ddp is None:
         return {}
     ranks, model = ddp.trial.num_ranks, BYTES_PER_PARAMETER * count_parameters(ddp)
-    through, each = 2 * (ranks - 1) * model, 2 * (ranks - 1) / ranks * model
+    through, each = 2 * (ranks - 1) * model, 4 * (ranks - 1) / ranks * model
     ratio = divide_steps(dp, ddp)
     emulated = " (DP's replicas are threads of one process here)" if dp.trial.is_emulated else ""
-    verdict = judge(ratio) if ratio is not None else Verdict.UNRESOLVED
+    verdict, loaded = judge(ratio) if ratio is not None else Verdict.UNRESOLVED, name_other_programs(outcome)
     verdicts = {
         Verdict.SLOWER: f"DDP is faster on {ranks} devices already",
         Verdict.FASTER: f"DP is still faster on {ranks} devices",
         Verdict.NO_DIFFERENCE: f"no difference on {ranks} devices",
-        Verdict.UNRESOLVED: f"the interval includes no difference on {ranks} devices, where the hub carries only"
-        f" {through / each:.0f} times the bytes of a DDP rank; on 8 it carries 8 times",
+        Verdict.UNRESOLVED: f"the interval includes no difference on {ranks} devices",
     }
     accepted = {
         Verdict.SLOWER: "here DDP is the better choice",
@@ -187,38 +284,70 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
         Verdict.NO_DIFFERENCE: "here DP is acceptable",
         Verdict.UNRESOLVED: "as that may be 1 or more, this run does not show whether DP is acceptable here",
     }
+    if verdict is Verdict.UNRESOLVED and ratio is not None and ratio.high is not None and ratio.high <= BEARABLE:
+        accepted[verdict] = f"at most {format_share(ratio.high - 1)} longer, so here DP is acceptable in place of DDP"
+    said = "unknown" if ratio is None else format_interval("ratio", ratio)
     return {
         "device_0": join(
             "Because one process drives all devices and device 0 is its hub: it scatters the batch, sends the model to"
             " every replica in every step, gathers all outputs, computes the loss, adds up all gradients and updates"
-            f" alone. The parameters are {format_bytes(model)}; sent out and returned as gradients,"
-            f" {format_bytes(through)} pass through it in a step on {ranks} devices.",
-            *quote(outcome, UTILIZATION.name, EXCESS.name),
+            " alone. Of N devices, N − 1 are sent the M bytes of parameters and return M bytes of gradients:"
+            f" 2·M·(N − 1) pass through device 0, {format_bytes(through)} in a step here (M = {format_bytes(model)},"
+            f" N = {ranks}).",
+            *quote(outcome, EXCESS.name),
+            *quote(outcome, UTILIZATION.name, subject=dp.label),
+            compare_busy(dp),
+            *quote(outcome, UTILIZATION.name, subject=ddp.label),
         ),
         "architecture": join(
             "Because no device is special: every rank is a process with its own interpreter, keeps its replica, and"
-            " takes part in a ring all-reduce of gradients in which each rank sends 2·M·(N − 1)/N bytes,"
-            f" {format_bytes(each)} here and never more than {format_bytes(2 * model)}, bucket by bucket while backward"
-            " still runs. In DP the bytes through device 0, 2·M·(N − 1), grow with the devices.",
-            f"Here a DP step takes {say_wide('ratio', ratio)} times as long as a DDP step{emulated}:"
-            f" {verdicts[verdict]}.",
-            name_other_programs(outcome),
+            " takes part in a ring all-reduce. Sent and received, 4·M·(N − 1)/N bytes pass through each of N ranks,"
+            f" {format_bytes(each)} here and never more than {format_bytes(4 * model)}, bucket by bucket while backward"
+            " still runs. Through device 0 of DP pass 2·M·(N − 1), N/2 times as many: as many on 2 devices, 4 times as"
+            " many on 8.",
+            f"Here a DP step takes {said} times as long as a DDP step{emulated}: {verdicts[verdict]}{loaded}.",
             *quote(outcome, VARIATION.name),
         ),
         "acceptable": (
             "On one machine with two or so devices, when a step computes for long against copying the model"
             f" ({format_bytes(through)} here), as with many samples per device, and when starting several processes is"
             " the harder part: notebooks, debugging, inference. The measure is DP's step over DDP's,"
-            f" {say_wide('ratio', ratio)}{emulated}: {accepted[verdict]}."
+            f" {said}{emulated}: {accepted[verdict]}{loaded}.{compare_with_one(outcome, dp)}"
         ),
     }
+
+
+def compare_with_one(outcome: Outcome | None, dp: Arm) -> str:
+    """Whether DP gains anything at all over the plain loop on one device."""
+    ratio = divide_steps(dp, find_arm(outcome, strategy="single"))
+    if ratio is None:
+        return ""
+    verdict = {
+        Verdict.SLOWER: "for this job one device is the better choice",
+        Verdict.FASTER: "DP gains over it",
+        Verdict.NO_DIFFERENCE: "DP gains nothing over it",
+        Verdict.UNRESOLVED: "the interval includes no difference",
+    }[judge(ratio)]
+    times = format_interval("ratio", ratio)
+    return f" A DP step takes {times} times as long as the plain loop on one device: {verdict}."
+
+
+def compare_busy(dp: Arm) -> str:
+    """What it means that replicas of one process are busy alike, although one of them is the hub."""
+    found = [device.utilization.busy for device in list_devices(dp)[: dp.trial.num_ranks] if device.utilization]
+    if not dp.trial.is_emulated or len(found) < 2 or any(compare_estimates(found[0], other) for other in found[1:]):
+        return ""
+    return (
+        f"The replicas are busy alike, {sum(busy.value for busy in found):.1f} cores together: as threads of one"
+        " process they share its interpreter lock. So busy shares do not show the hub here; its memory does."
+    )
 
 
 def name_other_programs(outcome: Outcome | None) -> str:
     """The load of other programs under each strategy, which a difference between strategies may come from."""
     cautions = outcome.document.cautions if outcome and outcome.document else ()
     found = [one.message for one in cautions if one.kind == OTHER_PROGRAMS.name]
-    return f"Not all of that need be the strategy: {'; '.join(found)}." if found else ""
+    return f"; but {'; '.join(found)}, so the ratio is not the strategies' alone" if found else ""
 
 
 def join(*sentences: str) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scalelab.analysis.stats import judge
-from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, quote, say
+from scalelab.analysis.stats import Verdict, judge
+from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, quote
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import (
     Answer,
     Check,
     Main,
-    Outcome,
     Outcomes,
     Recipe,
     Row,
@@ -26,32 +25,35 @@ from scalelab.recipes.recipe import (
     pair_questions,
     read_published,
 )
-from scalelab.recipes.scaling.challenge import answer_batches, answer_delay, answer_straggler, describe_slow_rank
+from scalelab.recipes.scaling.challenge import answer_batches, answer_straggler, describe_slow_rank
+from scalelab.recipes.scaling.delays import answer_delay
 from scalelab.recipes.scaling.questions import (
     Answers,
     answer_strategies,
     answer_strong,
     answer_timing,
+    name_linearity,
+    name_other_programs,
 )
-from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed
+from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed, name_better
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
-from scalelab.studies.delay.report import ADDED, AMDAHL_OVERLAY
-from scalelab.studies.delay.study import Delay
+from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, Delay
 from scalelab.studies.model_size import ModelSize
-from scalelab.studies.reproducibility import Reproducibility
+from scalelab.studies.reproducibility import PRECISION, SPREAD, Reproducibility
 from scalelab.studies.scaling.answer import LINEARITY, LOSS, OVERHEAD
 from scalelab.studies.scaling.study import StrongScaling
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING, plot_rank_parts
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling, Study
-from scalelab.studies.shared.sweep import VERDICT
+from scalelab.studies.shared.sweep import FASTEST, VERDICT
 from scalelab.studies.straggler import COST, MODEL, STRAGGLER, Straggler
 from scalelab.studies.strategies.study import Strategies
-from scalelab.workloads.options import MlpOptions
+from scalelab.units import format_interval
+from scalelab.workloads.catalogue import MlpOptions
 
 PRINTED = read_published("scaling")
 
@@ -95,7 +97,7 @@ def make_rows(size: Size) -> Sequence[Row]:
     return (*(with_questions(make(size)) for make in makers), make_s6())
 
 
-ANSWERS: dict[str, Callable[[Outcome | None], Answers]] = {
+ANSWERS: dict[str, Callable[..., Answers]] = {
     "S1": answer_timing,
     "S2": answer_strong,
     "S3": answer_sizes,
@@ -111,7 +113,7 @@ def with_questions(row: Row) -> Row:
 
     def conclude(outcomes: Outcomes) -> Answer:
         (part,) = row.parts
-        found = ANSWERS[row.id](outcomes.get(part))
+        found = ANSWERS[row.id](*(outcomes.get(key) for key in (part, *row.cites)))
         return replace(row.conclude(outcomes), questions=pair_questions("scaling", row.id, found))
 
     return replace(row, conclude=conclude)
@@ -153,7 +155,8 @@ def make_s1(size: Size) -> Row:
         job=make_job(size),
         sampling=Sampling(rounds=rounds, steps=STEPS, warmup=DROPPED, phase_steps=0, comm_free_steps=0),
     )
-    return quote_row("S1", "Reproducible timing", "timing", study, find_first_step)
+    row = quote_row("S1", "Reproducible timing", "timing", study, find_first_step)
+    return leave_out(row, PRECISION.name, SPREAD.name)  # how many launches another study would need
 
 
 def make_s2(size: Size) -> Row:
@@ -163,7 +166,14 @@ def make_s2(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
     )
-    return Row(id="S2", title="Strong scaling", parts={"strong": study}, conclude=answer_s2, num_tables=1)
+    return Row(
+        id="S2",
+        title="Strong scaling",
+        parts={"strong": study},
+        conclude=answer_s2,
+        cites={"batches": "S5B"},
+        num_tables=1,
+    )
 
 
 def answer_s2(outcomes: Outcomes) -> Answer:
@@ -172,7 +182,9 @@ def answer_s2(outcomes: Outcomes) -> Answer:
     apart = quote(outcome, LINEARITY.name, LOSS.name)  # over ddp × 1
     main = [sentence for sentence in quote(outcome) if sentence not in apart][:1]
     own = [sentence for sentence in quote(outcome, OVERHEAD.name) if sentence not in main]
-    return Answer(main=find_speedup("", list_arms(outcome)), sentences=(*main, *own))
+    verdict = name_linearity(outcome)
+    lead = [f"{verdict}: {sentence}" if verdict else sentence for sentence in main]
+    return Answer(main=find_speedup("", list_arms(outcome)), sentences=(*lead, *own))
 
 
 def make_s3(size: Size) -> Row:
@@ -196,7 +208,7 @@ def make_s3(size: Size) -> Row:
     def conclude(outcomes: Outcomes) -> Answer:
         """With the models by their names; the study's own sentences repeat the tables."""
         answer = row.conclude(outcomes)
-        sentences = list(describe_exposed(outcomes.get("sizes")))
+        sentences = [*name_better(outcomes.get("sizes")), *describe_exposed(outcomes.get("sizes"))]
         if size == "small" and sentences:
             own, there = (" and ".join(f"{dim} × {depth}" for dim, depth in found) for found in (sizes, SIZES))
             sentences.insert(1, f"In small, models of {own} stand in for the published {there} (width × layers).")
@@ -214,7 +226,7 @@ def make_s4(size: Size) -> Row:
         sampling=make_sampling(size, rounds=LAUNCHES),
     )
     row = Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
-    return leave_out(row, VERDICT.name)
+    return leave_out(row, VERDICT.name, FASTEST.name)
 
 
 def answer_s4(outcomes: Outcomes) -> Answer:
@@ -224,7 +236,15 @@ def answer_s4(outcomes: Outcomes) -> Answer:
     if ratio is None or dp is None:
         return Answer(sentences=quote(outcome))
     emulated = ", whose replicas are threads here" if dp.trial.is_emulated else ""
-    sentence = f"A DDP step takes {say('ratio', ratio)} times as long as a DP step{emulated}: {judge(ratio)}."
+    loaded = name_other_programs(outcome)
+    verdict = {
+        Verdict.FASTER: "DDP is faster than DP",
+        Verdict.SLOWER: "DP is faster than DDP",
+        Verdict.NO_DIFFERENCE: "DDP and DP are equally fast",
+        Verdict.UNRESOLVED: "No difference between DDP and DP shows",
+    }[judge(ratio)]
+    times = format_interval("ratio", ratio)
+    sentence = f"{verdict}: a DDP step takes {times} times as long as a DP step{emulated}{loaded}."
     return Answer(main=Main("ratio", "DDP step over DP step", ratio), sentences=(sentence, *quote(outcome)))
 
 
@@ -311,8 +331,8 @@ def make_s6() -> Row:
         title="The report",
         conclude=lambda _: Answer(
             sentences=(
-                "This document is the report: scalelab report last --pdf report.pdf writes a PDF, --html report.html a"
-                " page, and --bundle DIR both with the raw data and a script that measures it again.",
+                "This document is the report: scalelab report last --pdf report.pdf writes it, --bundle DIR adds the"
+                " raw data and a script that measures it again.",
             )
         ),
         state="this document",

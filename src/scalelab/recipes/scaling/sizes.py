@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import communication_by_ablation
-from scalelab.analysis.stats import Verdict, estimate_ratio, judge
+from scalelab.analysis.speedup import estimate_centre, scale_exposed
+from scalelab.analysis.stats import Verdict, estimate_ratio, find_medians, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     compare_estimates,
@@ -17,6 +18,7 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.scaling.balance import BalanceModel, make_model
 from scalelab.recipes.scaling.questions import (
     BYTES_PER_PARAMETER,
     Answers,
@@ -26,8 +28,11 @@ from scalelab.recipes.scaling.questions import (
 )
 from scalelab.records.trial import Option
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_bytes, format_interval
+from scalelab.units import format_bytes, format_interval, format_quantity, format_share
 from scalelab.workloads.catalogue import make_options
+
+WIDELY = 2.0
+"""Medians of launches of one configuration that are so many times apart are named."""
 
 
 def answer_sizes(outcome: Outcome | None) -> Answers:
@@ -50,23 +55,63 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         for ranks, (of_small, of_large) in known.items()
     )
     fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
+    wide = describe_launches([arms[ranks] for arms in (small, large) for ranks in known])
     rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
     return {
         "efficient": join(
             judge_sizes(gains, [ranks for ranks in known if large[ranks].trial.is_oversubscribed]),
             f"Speedup over one rank, {listed}.",
+            "In both models more ranks are slower than one." if all(map(is_loss, speedups.values())) else "",
             describe_gains(gains),
+            wide,
         ),
         "differ": join(
-            "By what does not grow with the model: kernel launches, Python, latencies. A step computes"
-            " 6·P·B operations and all-reduces 4·P bytes, so per byte both compute the same, and size alone does not"
-            f" decide. Here one rank computes at {' and '.join(rates)}.",
+            "Because costs that do not grow with the model (kernel launches, Python, the latency of an all-reduce)"
+            " weigh more in a small one. With P parameters and batch B, a step computes 6·P·B operations and"
+            " all-reduces 4·P bytes: per byte both models compute the same, so bytes alone do not make the"
+            f" difference. Here one rank computes at {' and '.join(rates)}.",
             compare_bytes(small[fair], large[fair]),
             *describe_exposed(outcome),
             compare_computing([(arms[1], arms[fair]) for arms in (small, large)]),
         ),
-        "bottleneck": find_threshold([arms[ranks] for arms in (small, large) for ranks in known]),
+        "bottleneck": find_threshold([(arms[1], arms[ranks]) for arms in (small, large) for ranks in known]),
     }
+
+
+def name_better(outcome: Outcome | None) -> Iterator[str]:
+    """For which model DDP is more efficient, for a summary: on the most ranks that share no cores."""
+    sizes = list_sizes(outcome)
+    shared = [n for n in sizes[0] if n in sizes[-1] and not sizes[-1][n].trial.is_oversubscribed] if sizes else []
+    if len(sizes) < 2 or max(shared) == 1:
+        return
+    ranks, small, large = max(shared), sizes[0], sizes[-1]
+    gain = divide_speedups((large[1], large[ranks]), (small[1], small[ranks]))
+    words = {
+        Verdict.SLOWER: "DDP is more efficient for the larger model",
+        Verdict.FASTER: "DDP is more efficient for the smaller model",
+        Verdict.NO_DIFFERENCE: "DDP is as efficient for both models",
+        Verdict.UNRESOLVED: "This run does not show for which model DDP is more efficient",
+    }[judge(gain) if gain is not None else Verdict.UNRESOLVED]
+    of_small, of_large = (say_wide("ratio", divide_steps(arms[1], arms[ranks])) for arms in (small, large))
+    yield f"{words}: on {ranks} ranks its speedup is {of_large} for {name(large[1])}, {of_small} for {name(small[1])}."
+
+
+def describe_launches(arms: Sequence[Arm]) -> str:
+    """Where launches of one configuration differ so much that no single number describes them."""
+    said = []
+    for arm in arms:
+        medians = [median for median in find_medians(arm.clean) if math.isfinite(median)]
+        if medians and max(medians) > WIDELY * min(medians):
+            low, high = (format_quantity("seconds", float(end)) for end in (min(medians), max(medians)))
+            said.append(f"{name_case(arm)} from {low} to {high}")
+    if not said:
+        return ""
+    return f"Launches differ widely (median step of {', '.join(said)}), so these numbers have wide intervals."
+
+
+def is_loss(speedups: Sequence[Estimate | None]) -> bool:
+    """Whether all of these are clearly below 1."""
+    return all(speedup is not None and judge(speedup) is Verdict.FASTER for speedup in speedups)
 
 
 def compare_bytes(small: Arm, large: Arm) -> str:
@@ -76,7 +121,7 @@ def compare_bytes(small: Arm, large: Arm) -> str:
     costs = []
     for arm in (small, large):
         num_bytes = BYTES_PER_PARAMETER * count_parameters(arm)
-        exposed = communication_by_ablation(arm.clean, arm.comm_free).seconds
+        exposed = scale_exposed(arm.clean, arm.comm_free, estimate_centre(arm.clean).value)
         costs.append((exposed, num_bytes, scale(exposed, 1 / num_bytes) or exposed))
     listed = " and ".join(f"{say_wide('seconds', exposed)} for {format_bytes(size)}" for exposed, size, _ in costs)
     (_, _, of_small), (_, _, of_large) = costs
@@ -159,7 +204,7 @@ def join_ranks(ranks: Sequence[int]) -> str:
 def find_flops(arm: Arm) -> float:
     """FLOP/s of a step on one rank."""
     options = make_options(arm.trial.workload, arm.trial.options)
-    return options.flops_per_sample() * arm.trial.global_batch / arm.step.value
+    return options.flops_per_sample() * arm.trial.global_batch / estimate_centre(arm.clean).value
 
 
 def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
@@ -171,21 +216,116 @@ def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
     return sorted(complete, key=lambda arms: count_parameters(arms[1]))
 
 
-def find_threshold(cases: Sequence[Arm]) -> str:
-    """Where the exposed all-reduce of a step takes as long as its computing, from steps with and without it.
-
-    With b samples per rank, computing takes c·b and the all-reduce m·(N − 1)/N (a ring, Patarasuk and Yuan 2009), so
-    their ratio r is known from one measurement: it is 1 at r·b samples per rank, over a link r times as fast, or, with
-    the global batch fixed, at 1 + (N − 1)/r ranks.
-    """
-    bound = [f"{name(arm)} on {name_ranks(arm)}" for arm in cases if is_bound_by_sending(arm)]
-    here = f" Here it is for {' and '.join(bound)}." if bound else ""
+def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
+    """Where the exposed all-reduce of a step takes as long as its computing, for one rank and several of each model."""
+    known = [(one, arm, ratio) for one, arm in pairs if (ratio := measure_balance(arm)) is not None]
+    found = [(one, arm, ratio) for one, arm, ratio in known if ratio.low is not None]
+    rule = "When r, a step's exposed all-reduce over its computing, exceeds 1"
+    if not found:
+        return f"{rule}. {UNTOLD}, as r has no interval."
+    cases = [(arm, ratio) for _, arm, ratio in found]
+    fair = [
+        (arm, make_model(one, arm, ratio))
+        for one, arm, ratio in found
+        if not arm.trial.is_oversubscribed and (ratio.low or 0.0) > 0
+    ]
     return join(
-        f"When the all-reduce of a step takes longer than its computing.{here}",
-        *map(describe_balance, cases),
-        "Computing grows with the samples of a rank while the gradients keep their bytes: with the global batch fixed,"
-        " more ranks, each with cores of its own, end on the side of communication.",
+        f"{rule}{describe_samples(fair)}.",
+        f"Here r is {list_balances(cases)}. {judge_balances(cases)}",
+        derive_limits(fair),
+        check_model({name(arm): model for arm, model in fair}, cases),
     )
+
+
+def name_case(arm: Arm) -> str:
+    return f"{name(arm)} on {name_ranks(arm)}"
+
+
+def list_balances(found: Sequence[tuple[Arm, Estimate]]) -> str:
+    """`3.2 (1.3 to 7.6) on 2 ranks and 12.3 on 4 for mlp 128×2, …`."""
+    by_model: dict[str, list[str]] = {}
+    for arm, ratio in found:
+        by_model.setdefault(name(arm), []).append(f"{format_interval('ratio', ratio)} on {arm.trial.num_ranks} ranks")
+    return ", ".join(f"{' and '.join(said)} for {model}" for model, said in by_model.items())
+
+
+def judge_balances(found: Sequence[tuple[Arm, Estimate]]) -> str:
+    """What is the bottleneck of every case, by the interval of its ratio."""
+    verdicts = {
+        "communication is the bottleneck": [arm for arm, ratio in found if (ratio.low or 0.0) > 1],
+        "computing is the bottleneck": [arm for arm, ratio in found if ratio.high is not None and ratio.high < 1],
+    }
+    known = [arm for arms in verdicts.values() for arm in arms]
+    verdicts["this run does not show which is, as r may be 1,"] = [arm for arm, _ in found if arm not in known]
+    said = [f"{words} for {list_cases(arms)}" for words, arms in verdicts.items() if arms]
+    crowded = sorted({arm.trial.num_ranks for arm, _ in found if arm.trial.is_oversubscribed})
+    shared = f" On {join_ranks(crowded)}, which share cores, r includes waiting for a core." if crowded else ""
+    return f"So {'; '.join(said)}.{shared}"
+
+
+def list_cases(arms: Sequence[Arm]) -> str:
+    """`mlp 128×2 on 2 and 4 ranks`."""
+    by_model: dict[str, list[int]] = {}
+    for arm in arms:
+        by_model.setdefault(name(arm), []).append(arm.trial.num_ranks)
+    return " and ".join(f"{model} on {join_ranks(ranks)}" for model, ranks in by_model.items())
+
+
+def describe_samples(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
+    """The samples per rank at which the two take as long, which were not measured."""
+    said = []
+    for arm, model in fair:
+        limit = model.balance.map(model.find_samples)
+        said.append(f"{say_limit(limit)} for {name_case(arm)}")
+    return f": {', '.join(said)} (extrapolated)" if said else ""
+
+
+def say_limit(limit: Estimate) -> str:
+    """`below 12 (9 to 15) samples per rank`."""
+    if not math.isfinite(limit.value):
+        return "at any batch"
+    if limit.value > 0:
+        return f"below {say_count(limit)} samples per rank"
+    return "at no batch" if not limit.high else f"at no batch (at most below {limit.high:.0f} samples per rank)"
+
+
+def derive_limits(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
+    """How the limit in samples follows from r, and the one in ranks, where computing still takes longer."""
+    if not fair:
+        return ""
+    ranks = " and ".join(map(str, sorted({model.num_ranks for _, model in fair})))
+    samples = (
+        "The limits are by a model: computing takes F + c·b for b samples per rank (F and c from a step on one rank and"
+        f" one on {ranks} without its all-reduce), a ring all-reduce among N ranks a·(N − 1)/N whatever b is."
+    )
+    shares = ", ".join(f"{format_share(model.fixed)} for {name(arm)}" for arm, model in fair)
+    fixed = f"F is of one rank's step {shares}"
+    never = [name(arm) for arm, model in fair if model.find_samples(model.balance.value) <= 0]
+    short = f"; the all-reduce of {' and '.join(never)} takes less than F, so no batch is too small" if never else ""
+    limits = [
+        f"{say_count(limit)} ranks for {name(arm)}"
+        for arm, model in fair
+        if model.balance.value < 1 and math.isfinite((limit := model.balance.map(model.find_ranks)).value)
+    ]
+    if not limits:
+        return f"{samples} {fixed}{short}."
+    return (
+        f"{samples} {fixed}{short}. With the global batch B fixed, b = B/N: r is 1 at {', '.join(limits)}"
+        " (extrapolated, if every rank has cores of its own)."
+    )
+
+
+def check_model(models: Mapping[str, BalanceModel], cases: Sequence[tuple[Arm, Estimate]]) -> str:
+    """What the model gives where ranks share cores, beside what was measured there, where the two differ."""
+    said = []
+    for arm, ratio in cases:
+        if not arm.trial.is_oversubscribed or name(arm) not in models:
+            continue
+        predicted = models[name(arm)].predict(arm.trial.num_ranks)
+        if not (ratio.low or 0.0) <= predicted <= (ratio.high or math.inf):
+            case = f"{name(arm)} on {arm.trial.num_ranks} ranks"
+            said.append(f"{predicted:.2g} for {case} ({ratio.value:.2g} measured)")
+    return f"Ranks that share cores do not follow the model, which gives r = {', '.join(said)}." if said else ""
 
 
 def measure_balance(arm: Arm) -> Estimate | None:
@@ -198,45 +338,13 @@ def find_share(balance: Estimate) -> Estimate:
     return balance.map(lambda ratio: max(0.0, ratio / (1 + ratio)))
 
 
-def is_bound_by_sending(arm: Arm) -> bool:
-    ratio = measure_balance(arm)
-    return ratio is not None and ratio.low is not None and ratio.low > 1
-
-
-def describe_balance(arm: Arm) -> str:
-    """Exposed communication over computing in one case, and what follows; within its interval."""
-    ranks, batch = arm.trial.num_ranks, arm.trial.batch_per_rank
-    where = f"{name(arm)} on {name_ranks(arm)} with {batch} samples each"
-    ratio = measure_balance(arm)
-    if ratio is None:
-        return f"{where}: not measured without communication."
-    if ratio.low is None or ratio.high is None:
-        return f"{where}: unknown, because this run has no interval."
-    listed = f"{where}: exposed communication over computing is {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-    if ratio.low <= 0:
-        most = (
-            f", so the threshold is below {max(0.0, ratio.high) * batch:.0f} samples per rank" if ratio.high < 1 else ""
-        )
-        return f"{listed}, which includes 0: this run does not show where the threshold lies{most}."
-    threshold, limit = scale_text(ratio, batch), ratio.map(lambda r: 1 + (ranks - 1) / r)
-    so = f"so the threshold is {threshold} samples per rank and "
-    verdict = "this run does not show which of the two is the bottleneck"
-    if ratio.low > 1:
-        cause = "; it includes waiting for a core" if arm.trial.is_oversubscribed else ""
-        verdict = f"communication is the bottleneck, {format_interval('share', find_share(ratio))} of the step{cause}"
-    elif ratio.high < 1 and arm.trial.is_oversubscribed:
-        so, verdict = "so ", "computing is the bottleneck: sharing cores slows it too, and no limit follows"
-    elif ratio.high < 1:
-        verdict = f"computing is the bottleneck, up to {scale_text(limit, 1)} ranks at this global batch"
-    return f"{listed}, {so}{verdict}."
-
-
-def scale_text(ratio: Estimate, factor: float) -> str:
-    """`12 (9 to 15)`."""
-    ends = (
-        "" if ratio.low is None or ratio.high is None else f" ({ratio.low * factor:.0f} to {ratio.high * factor:.0f})"
-    )
-    return f"{ratio.value * factor:.0f}{ends}"
+def say_count(count: Estimate) -> str:
+    """`12 (9 to 15)`; a small number with a decimal."""
+    decimals = 0 if count.value >= 10 else 1
+    if count.low is None or count.high is None:
+        return f"{count.value:.{decimals}f}"
+    high = f"to {count.high:.{decimals}f}" if math.isfinite(count.high) else "or more"
+    return f"{count.value:.{decimals}f} ({count.low:.{decimals}f} {high})"
 
 
 def name(arm: Arm) -> str:
