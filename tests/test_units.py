@@ -21,6 +21,7 @@ from scalelab.units import (
     format_count,
     format_duration,
     format_estimate,
+    format_interval,
     format_known,
     format_quantity,
     format_seconds,
@@ -275,17 +276,28 @@ def test_an_interval_wider_than_its_number_says_its_ends() -> None:
     assert format_known("ratio", Estimate(value=4.0)) == "4.00"
 
 
-def test_a_lopsided_interval_that_is_wider_than_its_number_is_printed_by_its_ends() -> None:
-    wide = Estimate(value=0.002, low=0.001, high=7.704)
-    assert format_estimate(wide, Unit(symbol="ms", factor=1e-3)) == "1 to 7704"
-    assert format_quantity("seconds", wide) == "1 to 7704 ms"
-    assert format_estimate(Estimate(value=1.4, low=0.36, high=3.8), Unit()) == "0.4 to 3.8", "0 would be no speedup"
-
-
-def test_the_ends_of_a_skewed_interval_stand_beside_its_number() -> None:
-    ratio = Unit(decimals=2)
+def test_the_ends_of_a_wide_and_lopsided_interval_stand_beside_its_number() -> None:
+    ratio, wide = Unit(decimals=2), Estimate(value=0.002, low=0.001, high=7.704)
+    assert format_estimate(wide, Unit(symbol="ms", factor=1e-3)) == "2 (1 to 7704)"
+    assert format_quantity("seconds", wide) == "2 (1 to 7704) ms"
+    assert format_estimate(Estimate(value=1.4, low=0.36, high=3.8), Unit()) == "1.4 (0.4 to 3.8)", (
+        "0 would be no speedup"
+    )
     assert format_estimate(Estimate(value=1.43, low=0.55, high=1.55), ratio) == "1.43 (0.55 to 1.55)"
+    assert format_estimate(Estimate(value=0.57, low=0.25, high=1.03), ratio) == "0.57 (0.25 to 1.03)"
     assert format_estimate(Estimate(value=1.43, low=1.30, high=1.44), ratio) == "1.43 ± 0.13", "narrow: ± will do"
+    assert format_estimate(Estimate(value=1.43, low=0.83, high=1.93), ratio) == "1.43 ± 0.60", "not lopsided enough"
+
+
+def test_an_end_has_a_further_digit_only_where_it_would_read_as_a_limit() -> None:
+    assert format_interval("ratio", Estimate(value=1.16, low=1.05, high=1.25)) == "1.16 (1.05 to 1.25)"
+    assert format_interval("ratio", Estimate(value=1.02, low=1.002, high=1.04)) == "1.020 (1.002 to 1.040)"
+
+
+def test_an_accuracy_has_no_more_digits_than_its_interval_leaves() -> None:
+    assert format_quantity("accuracy", Estimate(value=0.4493, low=0.237, high=0.6615)) == "45 ± 21 %"
+    assert format_quantity("accuracy", Estimate(value=0.54661, low=0.5461, high=0.5471)) == "54.66 ± 0.05 %"
+    assert format_quantity("accuracy", 0.5466) == "54.66 %"
 
 
 def test_a_wide_interval_that_is_even_keeps_its_sign() -> None:

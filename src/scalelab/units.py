@@ -92,7 +92,7 @@ _USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
 
 
 _FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "accuracy": 2, "epochs": 2}
-"""Figures compared digit by digit with those of another run."""
+"""Figures compared digit by digit with those of another run; fewer where intervals leave fewer."""
 
 
 def choose_unit(
@@ -113,7 +113,8 @@ def choose_unit(
     if not (numbers or widths) or quantity in ("text", "count") or symbol == "B":
         return Unit(symbol=symbol, factor=factor)
     if quantity in _FIXED_DECIMALS:
-        return Unit(symbol=symbol, factor=factor, decimals=_FIXED_DECIMALS[quantity])
+        fewer = [max(0, _decimals_for_widths(quantity, widths))] if widths else []
+        return Unit(symbol=symbol, factor=factor, decimals=min([_FIXED_DECIMALS[quantity], *fewer]))
     wanted = _decimals_for_widths(quantity, widths) if widths else _decimals_for_values(quantity, numbers)
     affordable = MAX_DIGITS - _count_integer_digits(max(numbers + widths))
     return Unit(symbol=symbol, factor=factor, decimals=max(0, min(wanted, affordable, MAX_DECIMALS)))
@@ -194,43 +195,43 @@ def _format_number(number: float, decimals: int) -> str:
     return "−" + digits if is_negative else digits
 
 
-LOPSIDED = 2.0
-"""An interval that is wider than the number and reaches this many times as far to one side has no useful ±."""
-SKEWED, NARROW = 4.0, 0.25
-"""Nor has one that reaches this many times as far to one side, unless that is less than this share of the number."""
+NARROW, LOPSIDED = 0.25, 1.5
+"""An interval wider than this share of the number that reaches so many times as far to one side has no useful ±."""
+WIDE, UNEVEN = 0.5, 1.2
+"""Nor has one that is wider still and reaches so many times as far."""
 
 
 def format_estimate(estimate: Measured | None, unit: Unit) -> str:
     """A value with its interval, "413.0 ± 2.0", or the value alone where there is no interval.
 
-    The ends of an interval that is wider than the number and lopsided: "1 to 7704", where ± would be "2 ± 7702"; the
-    ends besides where it is only lopsided: "1.43 (0.55 to 1.55)", where ± would be "1.43 ± 0.88".
+    The ends of an interval that is wide and lopsided: "1.43 (0.55 to 1.55)", where ± would be "1.43 ± 0.88".
     """
     if estimate is None:
         return UNKNOWN
-    if not is_known(estimate) and _is_lopsided(estimate):
+    size, width = abs(estimate.value), estimate.half_width or 0.0
+    if width > NARROW * size and _is_lopsided(estimate, UNEVEN if width > WIDE * size else LOPSIDED):
         return _format_ends(estimate, unit)
-    if (estimate.half_width or 0.0) > NARROW * abs(estimate.value) and _is_lopsided(estimate, SKEWED):
-        return f"{format_value(estimate.value, unit)} ({_format_ends(estimate, unit)})"
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
         return format_value(estimate.value, unit)
-    width = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
-    return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, width)) + unit.suffix
+    shown = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
+    return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, shown)) + unit.suffix
 
 
 MORE_DECIMALS = 2
-"""That the ends of an interval may have beyond those of its column, so that the lower does not print as 0."""
+"""That a number and its ends may have beyond those of its column, so that the lower end does not print as 0."""
 
 
 def _format_ends(estimate: Measured, unit: Unit) -> str:
-    low = abs(_convert(estimate.low, unit.factor) or 0.0)
-    wanted = 1 - _count_integer_digits(low) if low else 0
-    ends = replace(unit, decimals=max(unit.decimals, min(wanted, unit.decimals + MORE_DECIMALS)))
-    return " to ".join(format_value(end, ends) for end in (estimate.low, estimate.high))
+    """`1.43 (0.55 to 1.55)`."""
+    least = abs(_convert(estimate.low, unit.factor) or 0.0)
+    wanted = 1 - _count_integer_digits(least) if least else 0
+    finer = replace(unit, decimals=max(unit.decimals, min(wanted, unit.decimals + MORE_DECIMALS)))
+    value, low, high = (format_value(number, finer) for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"
 
 
-def _is_lopsided(estimate: Measured, limit: float = LOPSIDED) -> bool:
+def _is_lopsided(estimate: Measured, limit: float) -> bool:
     low, high = estimate.low, estimate.high
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return False
@@ -278,8 +279,14 @@ def format_interval(quantity: Quantity, estimate: Measured) -> str:
     """An estimate for a sentence about the ends of its interval: "1.07 (1.01 to 1.19)"."""
     if estimate.low is None or estimate.high is None:
         return format_quantity(quantity, estimate)
-    chosen = choose_unit(quantity, [estimate])
-    unit = replace(chosen, decimals=chosen.decimals + 1)  # an end must not round to the limit it is compared with
+    unit = choose_unit(quantity, [estimate])
+    limits = (0.0, 1.0, estimate.value)
+    if any(
+        end != limit and format_value(end, unit) == format_value(limit, unit)
+        for end in (estimate.low, estimate.high)
+        for limit in limits
+    ):
+        unit = replace(unit, decimals=unit.decimals + 1)  # an end must not round to the limit it is compared with
     low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
     return f"{value} ({low} to {high})"
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from scalelab.errors import UsageError
+from scalelab.records.files import pack_runs
 from scalelab.report.document import Chart, Document, Section, render_json
-from scalelab.report.renderers import html_files as html_script
-from scalelab.report.renderers.html import count_values, name_file, render_html, set_table
-from scalelab.report.renderers.html_files import load_script, pack_runs
+from scalelab.report.renderers.html import count_values, load_script, name_file, render_html, set_table
 from tests.records import make_result, make_store
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_table
 
@@ -147,7 +146,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypat
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_script, "PACKAGE", "no-such-package")
+    monkeypatch.setattr("scalelab.report.renderers.html.PACKAGE", "no-such-package")
     with pytest.raises(UsageError, match=r"pip install 'scalelab\[report\]'"):
         load_script()
 

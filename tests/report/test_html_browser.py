@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from scalelab.launch.fake import FakeLauncher
+from scalelab.launch.local import LocalLauncher
+from scalelab.records.files import pack_runs
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial
 from scalelab.report.charts.step_times import plot_timeline
 from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.html import render_html
-from scalelab.report.renderers.html_files import pack_runs
 from scalelab.report.renderers.theme import LEGEND_SIGN, LETTER, apply_theme, list_names
 from scalelab.runs.experiment import run_study
 from scalelab.studies.catalogue import STUDIES, load_study
@@ -52,7 +53,8 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Seen]:
+def browser(launcher: LocalLauncher) -> Iterator[Seen]:
+    """Closed without a trace; the server of ranks, which a test here uses, is there before and after."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with start_browser() as seen:
         yield seen

@@ -25,6 +25,7 @@ from scalelab.report.renderers.pdf import (
     list_choices,
     render_pdf,
 )
+from scalelab.report.tables import INTERVAL_NOTE
 from tests.report.samples import as_findings, build_strong_scaling, build_troubled_scaling, make_row
 from tests.report.test_pictures import build_chart
 
@@ -304,6 +305,30 @@ def test_a_brief_report_keeps_the_charts_that_were_asked_for(tmp_path: Path) -> 
     assert [[len(own) for own in row] for row in rows] == [[1] * 5, [1, 1, 0, 0, 0]], "as small in the last row"
     assert all(chart["caption"] == "" for row in rows for own in row for chart in own)
     assert len(PAGE.findall(render_pdf(document, is_brief=True))) == 1
+
+
+@needs_poppler
+def test_a_brief_report_ends_with_the_worst_warnings_and_says_once_what_an_interval_is() -> None:
+    table = replace(build_strong_scaling().tables[0], notes=(INTERVAL_NOTE,))
+    section = Section(heading="R1 · One", paragraphs=("Yes.",), num_answers=1, tables=(table,))
+    cautions = [Caution(message=f"noise {n}", next_step="wait", severity="noise") for n in range(7)]
+    failure = Caution(message="it crashed", next_step="look", severity="failure")
+    document = replace(make_answers(section, replace(section, heading="R2 · Two")), cautions=(*cautions, failure))
+    text = re.sub(r"\s+", " ", read_text(render_pdf(document, is_brief=True)))
+    assert text.count(INTERVAL_NOTE) == 1
+    assert text.index("R2 · Two") < text.index("Warnings") < text.index("noise 0") < text.index("noise 4")
+    assert "2 more warnings are in the full report" in text
+    assert "it crashed" in text
+    assert "noise 5" not in text
+    assert "wait" not in text
+
+
+def test_a_brief_table_keeps_twelve_rows_as_long_as_short_answers_fit() -> None:
+    (table,) = build_strong_scaling().tables[:1]
+    long = replace(table, rows=table.rows[:1] * 12)
+    document = make_answers(Section(heading="R1 · One", paragraphs=("Yes.",), num_answers=1, tables=(long,)))
+    counts = [len(brief.tables[0].rows) for brief in list_briefs(document)]
+    assert counts == [12] * (len(counts) - 1) + [8]
 
 
 def test_a_document_of_before_charts_could_be_asked_for_is_read() -> None:

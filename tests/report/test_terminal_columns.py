@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.report.renderers.terminal import ColumnSize, arrange_columns, measure_column
+from scalelab.report.renderers.terminal import ColumnSize, arrange_columns, fill_width, measure_column
 from scalelab.report.tables import TextColumn
 
 
@@ -37,6 +37,12 @@ def test_columns_move_together_before_the_table_is_split() -> None:
 def test_a_split_table_repeats_its_first_column_in_parts_of_like_width() -> None:
     parts = arrange_columns([ColumnSize(4, 4)] + [ColumnSize(10, 10)] * 4, 45)
     assert [part.columns for part in parts] == [(0, 1, 2), (0, 3, 4)]
+
+
+def test_where_one_part_is_shown_it_has_as_many_columns_as_fit():
+    sizes = [ColumnSize(4, 4)] + [ColumnSize(10, 10)] * 4
+    assert len(arrange_columns(sizes, 45)[0].columns) == 3
+    assert fill_width(sizes, 45).columns == (0, 1, 2, 3)
 
 
 def test_prose_gets_the_width_that_headers_could_do_without() -> None:

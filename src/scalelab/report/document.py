@@ -24,8 +24,9 @@ Align = Literal["left", "right"]
 STRICT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 SCHEMA_VERSION = 2
 """Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
-BRIEF_CHARACTERS, BRIEF_ROWS = 420, 8
+BRIEF_CHARACTERS, BRIEF_ROWS = 420, 12
 """Of a paragraph and of a table in a brief report."""
+BRIEF_WARNINGS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +187,8 @@ class Document:
     def shorten(
         self, most: int = BRIEF_CHARACTERS, num_more: int = 0, rows: int = BRIEF_ROWS, *, is_drawn: bool = False
     ) -> Document:
-        """A brief report: of every section with answers these, each cut to its first sentences, and its first table.
+        """A brief report: of every section with answers these, each cut to its first sentences, its first table, and
+        the warnings without advice.
 
         So many further tables go to the sections in turn, the first ones first. `is_drawn`: with the charts that were
         asked for.
@@ -212,7 +214,16 @@ class Document:
             )
             for place, section in enumerate(answered)
         ]
-        return replace(self, sections=tuple(sections), findings=(), cautions=(), environment=())
+        return replace(self, sections=tuple(sections), findings=(), cautions=self._shorten_cautions(), environment=())
+
+    def _shorten_cautions(self) -> tuple[Caution, ...]:
+        """Every failure and the worst warnings, without advice; the last says how many are left out."""
+        kept = [replace(caution, next_step="") for caution in (*self.failures, *self.warnings[:BRIEF_WARNINGS])]
+        left_out = len(self.warnings) - BRIEF_WARNINGS
+        if left_out > 0:
+            more = "1 more warning is" if left_out == 1 else f"{left_out} more warnings are"
+            kept.append(Caution(message=f"{more} in the full report", next_step=""))
+        return tuple(kept)
 
 
 def cut_text(words: str, most: int) -> str:

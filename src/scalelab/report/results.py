@@ -253,8 +253,8 @@ class Run(Result):
         return DataTable(columns, units, f"{name} of {self.name}")
 
     def _render_page(self) -> str:
+        from scalelab.records.files import pack_runs
         from scalelab.report.renderers.html import render_html
-        from scalelab.report.renderers.html_files import pack_runs
 
         return render_html(self.document, archive=pack_runs(self.store.paths))
 

@@ -34,7 +34,7 @@ from scalelab.report.document import Align, Cell, Column, Document, Table, make_
 from scalelab.report.findings import Caution, Finding, Known, order_findings
 from scalelab.units import PLUS_MINUS, UNKNOWN, Quantity, Unit, choose_unit, format_estimate
 
-NOISE_NOTE = "– instead of a number: too noisy, it came out impossible (a time below 0, a share outside 0–100 %)"
+NOISE_NOTE = "– instead of a number: too noisy, the result was impossible (a time below 0, a share outside 0–100 %)"
 
 INTERVAL_NOTE = "± is the 95 % CI half-width (the larger side)"
 

@@ -85,7 +85,7 @@ def test_an_interval_that_leaves_no_room_is_cut_and_said_so() -> None:
     assert words == CUT_NOTE
     assert values[0]["seconds_low"] == 0
     assert values[0]["seconds_high"] == pytest.approx(50)
-    assert values[0]["seconds_text"].startswith("10 ± ")  # the words keep the whole of it
+    assert values[0]["seconds_text"].startswith("10 (−500 to 900)")  # the words keep the whole of it
 
 
 def test_usual_intervals_stay_as_they_are() -> None:

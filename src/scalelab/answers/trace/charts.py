@@ -9,7 +9,7 @@ the number of marks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,17 +154,35 @@ def merge_spans(spans: Sequence[Span], shortest_ns: int, others: Iterable[Span] 
     return lane.spans
 
 
-def plot_recorded_step(arms: Sequence[Arm], find_directory: Callable[[str], Path]) -> Chart | None:
-    """The timeline of the configuration with most ranks that has traces, of its last launch; None without any."""
+def plot_recorded_steps(arms: Sequence[Arm], find_directory: Callable[[str], Path], most: int = 1) -> Iterator[Chart]:
+    """The timelines of configurations with most ranks that have traces, each of its last launch.
+
+    More than one only of other strategies or links: those send other messages, or send them another way.
+    """
+    drawn: set[tuple[str, str]] = set()
     for arm in sorted(arms, key=lambda arm: -arm.trial.num_processes):
-        for result in reversed(arm.completed):
-            plan = result.trial.step_plan
-            if plan is not None and not plan.profiled_steps:
-                break
-            job = read_recorded(find_directory(result.trial.name))
-            if job is not None:
-                timelines = {rank: trace.counted[0] for rank, trace in job.by_rank.items()}
-                return draw_timelines(job, timelines, f"of {arm.label}, launch {result.trial.round}")
+        kind = (arm.trial.strategy, str(arm.trial.link))
+        is_smaller = bool(drawn) and arm.trial.num_processes < max(one.trial.num_processes for one in arms)
+        if (
+            len(drawn) < most
+            and not is_smaller
+            and kind not in drawn
+            and (chart := _plot_recorded(arm, find_directory))
+        ):
+            drawn.add(kind)
+            title = f"{chart.title}, {arm.label}" if len(drawn) > 1 else chart.title
+            yield replace(chart, title=title)
+
+
+def _plot_recorded(arm: Arm, find_directory: Callable[[str], Path]) -> Chart | None:
+    for result in reversed(arm.completed):
+        plan = result.trial.step_plan
+        if plan is not None and not plan.profiled_steps:
+            return None
+        job = read_recorded(find_directory(result.trial.name))
+        if job is not None:
+            timelines = {rank: trace.counted[0] for rank, trace in job.by_rank.items()}
+            return draw_timelines(job, timelines, f"of {arm.label}, launch {result.trial.round}")
     return None
 
 
@@ -244,9 +262,12 @@ def _find_shift(job: JobTrace, rank: int) -> Callable[[int], int]:
 
 
 def _describe_clock(job: JobTrace, timelines: Mapping[int, Timeline]) -> Iterator[str]:
-    if len(timelines) > 1 and job.matching is not None:
-        uncertain = job.matching.uncertainty_ns * NANOSECONDS
-        yield f"Clocks are aligned to {format_seconds(uncertain)}." if uncertain else ""
+    if len(timelines) < 2 or job.matching is None:
+        return
+    if any(clock.num_collectives == 1 for clock in job.matching.clocks.values()):
+        yield "Clocks are aligned by a single collective: their error is unknown."
+    elif uncertain := job.matching.uncertainty_ns * NANOSECONDS:
+        yield f"Clocks are aligned to {format_seconds(uncertain)}."
 
 
 def _list_rows(

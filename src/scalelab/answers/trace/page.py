@@ -9,8 +9,8 @@ import base64
 import zlib
 
 from scalelab.answers.trace.view import TraceView
-from scalelab.report.renderers.html import EXTRAS, make_policy, make_style, read_asset, set_json, set_text
-from scalelab.report.renderers.theme import DARK, LIGHT
+from scalelab.report.renderers.html import make_policy, make_style, read_asset, set_json, set_text
+from scalelab.report.renderers.theme import DARK, EXTRAS, LIGHT
 from scalelab.trace.timeline import SHOWN_KINDS, pack_job
 from scalelab.units import format_count, format_seconds
 

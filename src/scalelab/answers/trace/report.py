@@ -326,7 +326,7 @@ def draw_ranks(table: Table) -> Chart | None:
         return None
     more = f" {len(table.rows) - MOST_RANKS} more ranks are in the table." if len(table.rows) > MOST_RANKS else ""
     caption = f"The parts add up exactly; overlapped communication counts as compute.{more}"
-    return plot_parts(title="Time of every rank", rows=rows, name="", caption=caption, x_title="time")
+    return plot_parts(title="Time of every rank", rows=rows, caption=caption, x_title="time")
 
 
 def describe_setting(view: TraceView) -> str:

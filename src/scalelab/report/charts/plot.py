@@ -201,14 +201,12 @@ def plot_bars(
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=height))
 
 
-def plot_parts(
-    *, title: str, rows: Rows, name: str, caption: str, failed: Rows = (), x_title: str = "time in a step"
-) -> Chart:
-    """`seconds` of every part (`series`) of every bar (`name`: what the axis calls them)."""
+def plot_parts(*, title: str, rows: Rows, caption: str, failed: Rows = (), x_title: str = "time in a step") -> Chart:
+    """`seconds` of every part (`series`) of every bar."""
     return plot_bars(
         title=title,
         x=Axis(field="seconds", title=x_title, quantity="seconds"),
-        y=Axis(field="bar", title=name, quantity="text"),
+        y=Axis(field="bar", title="", quantity="text"),
         rows=rows,
         failed=failed,
         caption=caption,

@@ -10,28 +10,37 @@ loaded from anywhere. It forbids `eval` too: Vega then interprets its expression
 
 Colours follow the reader's system, or the button; printed, a page is light and unfolded. Without scripts, words and
 tables are still there.
+
+The program that draws is Vega, Vega-Lite and vega-embed, bundled by vl-convert. Bundling takes longer than the rest, so
+the bundle is cached in `$XDG_CACHE_HOME/scalelab` or `~/.cache/scalelab`, by vl-convert's version and with its hash.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
+from pathlib import Path
 
 from scalelab import __version__
 from scalelab.checks import clean_text
+from scalelab.errors import UsageError
+from scalelab.records.files import Archive, write_atomically
 from scalelab.report.document import Chart, Document, Section, Table, render_json
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.csv_table import render_csv
-from scalelab.report.renderers.html_files import Archive, load_script
 from scalelab.report.renderers.theme import (
     BESIDE,
     COMPOSED,
     DARK,
+    EXTRAS,
     FONT,
     LEGEND_SIGN,
     LETTER,
@@ -149,25 +158,6 @@ def name_file(title: str) -> str:
 
 LONG_FINDING = 150
 """A first sentence with more letters than this is set smaller."""
-EXTRAS = {
-    "light": {
-        "accent": "#0b4a8f",
-        "raised": "#fbfcfd",
-        "edge": "#dfe3e9",
-        "hover": "#f1f5fa",
-        "warn": "#96500a",
-        "failed": "#a32020",
-    },
-    "dark": {
-        "accent": "#9cc7ff",
-        "raised": "#191e26",
-        "edge": "#2e3641",
-        "hover": "#202732",
-        "warn": "#f0b35f",
-        "failed": "#ff9d94",
-    },
-}
-"""Colours of the page that figures have not."""
 
 
 def render_html(document: Document, *, archive: Archive | None = None) -> str:
@@ -351,3 +341,58 @@ def set_json(data: object) -> str:
 
 def read_asset(name: str) -> str:
     return (files("scalelab.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+PACKAGE = "vl-convert-python"
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+NOTICE = (
+    "/* Vega, Vega-Lite, vega-embed and what they are made of: (c) University of Washington Interactive Data Lab and"
+    " contributors, BSD-3-Clause and other permissive licences; https://vega.github.io */"
+)
+
+
+def find_version() -> str:
+    """The version of vl-convert that is installed."""
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        raise UsageError(
+            "--html draws charts with vl-convert, which is not installed: pip install 'scalelab[report]', or use"
+            " --markdown or --json, which need no extra package"
+        ) from None
+
+
+def load_script() -> str:
+    """The program, as text for a script element; it sets `vegaEmbed` and keeps its other names to itself."""
+    place = find_cache_directory() / f"vega-{find_version()}.js"
+    return read_kept(place) or make_script(place)
+
+
+def find_cache_directory() -> Path:
+    """Where a user's programs keep what they can make again (XDG Base Directory Specification)."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):  # no home directory
+        chosen = chosen.expanduser()
+    return chosen / "scalelab"
+
+
+def read_kept(place: Path) -> str | None:
+    """The text that was kept; None if there is none, or not the one that was written."""
+    try:
+        digest, _, script = place.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return script if digest == f"// {hash_source(script)}" else None
+
+
+def make_script(place: Path) -> str:
+    """Have vl-convert bundle the program, and keep it where that is possible."""
+    import vl_convert
+
+    # A script element ends at the first </script, wherever that stands.
+    bundled = vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = f"{NOTICE}\n(function () {{\n{bundled}\n}})();\n"
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, f"// {hash_source(script)}\n{script}")
+    return script

@@ -27,7 +27,7 @@ from scalelab.report.document import BRIEF_CHARACTERS, Chart, Document, Section,
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
-from scalelab.report.tables import TextColumn, format_columns, list_notes
+from scalelab.report.tables import INTERVAL_NOTE, TextColumn, format_columns, list_notes
 from scalelab.units import PLUS_MINUS
 
 NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab[report]'"
@@ -42,10 +42,10 @@ WORDS_HEIGHT = 90
 """Roughly what title, legend and caption add to a chart, in pixels."""
 PAGE = re.compile(rb"/Type\s*/Page\b")
 BRIEF_PAGES = 2
-BRIEF_LENGTHS = (2000, 1400, 1000, 800, 640, 520, BRIEF_CHARACTERS)
+BRIEF_LENGTHS = (2000, 1600, 1400, 1200, 1050, 950, 850, 760, 680, 610, 550, 500, 460, BRIEF_CHARACTERS)
 """Characters of an answer in a brief report: the first with which it has no more pages."""
-MORE_ROWS = 16
-"""Rows of a table in a brief report, where all answers fit."""
+MORE_ROWS, FEWEST_ROWS = 16, 8
+"""Rows of a table in a brief report, where all answers fit, and where not even short ones do."""
 MOST_DRAWN = 5
 """Charts of single steps after the answers of a recipe."""
 
@@ -60,7 +60,7 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")
         pdf = b""
-        for one in list_briefs(document) if is_brief else [document]:
+        for one in map(move_interval_note, list_briefs(document)) if is_brief else [document]:
             described = describe_document(one, directory, is_brief=is_brief) | {"brief": is_brief}
             (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
             pdf = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
@@ -80,6 +80,23 @@ def list_briefs(document: Document) -> Iterator[Document]:
         shorten = partial(document.shorten, is_drawn=is_drawn)
         yield from (shorten(BRIEF_LENGTHS[0], num_more, MORE_ROWS) for num_more in range(most, -1, -1))
         yield from map(shorten, BRIEF_LENGTHS)
+        yield shorten(BRIEF_CHARACTERS, rows=FEWEST_ROWS)
+
+
+def move_interval_note(document: Document) -> Document:
+    """What ± means, once below the title instead of below every table."""
+    sections = tuple(
+        replace(
+            section,
+            tables=tuple(
+                replace(table, notes=tuple(note for note in table.notes if note != INTERVAL_NOTE))
+                for table in section.tables
+            ),
+        )
+        for section in document.sections
+    )
+    setting = " · ".join(filter(None, (document.setting, INTERVAL_NOTE)))
+    return document if sections == document.sections else replace(document, sections=sections, setting=setting)
 
 
 def describe_document(document: Document, directory: Path, *, is_brief: bool = False) -> dict[str, Any]:

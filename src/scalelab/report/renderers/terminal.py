@@ -104,7 +104,16 @@ def arrange_columns(sizes: Sequence[ColumnSize], available: int) -> tuple[Part, 
         for groups in (_group_columns(sizes, limit) for limit in range(available + 1))
         if len(groups) == num_parts
     )
-    return tuple(_fit_columns(sizes, group, available) or _squeeze_columns(sizes, group, available) for group in groups)
+    return tuple(_set_group(sizes, group, available) for group in groups)
+
+
+def fill_width(sizes: Sequence[ColumnSize], available: int) -> Part:
+    """As many of the first columns as fit, for a table of which only that part is shown."""
+    return _set_group(sizes, _group_columns(sizes, available)[0], available)
+
+
+def _set_group(sizes: Sequence[ColumnSize], group: Sequence[int], available: int) -> Part:
+    return _fit_columns(sizes, group, available) or _squeeze_columns(sizes, group, available)
 
 
 def _group_columns(sizes: Sequence[ColumnSize], limit: int) -> list[list[int]]:
@@ -258,7 +267,7 @@ def _set_warning(caution: Caution, width: int) -> StyledLine:
 def _set_main_table(table: Table, width: int, room: int) -> tuple[list[StyledLine], str]:
     """The rows and columns that fit, and what does not in words."""
     columns = format_columns(table)
-    part = arrange_columns([measure_column(column) for column in columns], max(1, width - len(INDENT)))[0]
+    part = fill_width([measure_column(column) for column in columns], max(1, width - len(INDENT)))
     chosen = [columns[index] for index in part.columns]
     notes = [line for note in list_notes(table)[:3] for line in wrap_text(note, width - len(INDENT))][:4]
     header = [StyledLine(INDENT + line, "bold") for line in set_header(chosen, part)]

@@ -66,6 +66,27 @@ DARK = Palette(
 )
 
 
+EXTRAS = {
+    "light": {
+        "accent": "#0b4a8f",
+        "raised": "#fbfcfd",
+        "edge": "#dfe3e9",
+        "hover": "#f1f5fa",
+        "warn": "#96500a",
+        "failed": "#a32020",
+    },
+    "dark": {
+        "accent": "#9cc7ff",
+        "raised": "#191e26",
+        "edge": "#2e3641",
+        "hover": "#202732",
+        "warn": "#f0b35f",
+        "failed": "#ff9d94",
+    },
+}
+"""Colours of the page that figures have not."""
+
+
 def choose_palette(*, is_dark: bool) -> Palette:
     return DARK if is_dark else LIGHT
 
