@@ -11,7 +11,8 @@ from scalelab import FakeLauncher, Job, RunStore, Sampling, run_study
 from scalelab.cli.app import main
 from scalelab.errors import StudyFailed, UnknownName, UsageError
 from scalelab.records.trial import Trial
-from scalelab.runs.experiment import execute_run, ignore_event, start_run
+from scalelab.runs.experiment import execute_run, start_run
+from scalelab.runs.scheduler import ignore_event
 from scalelab.studies.catalogue import derive_document, load_study, read_study
 from tests.cli.commands import answer
 

@@ -38,7 +38,7 @@ from scalelab.studies.batch_size import check_batches, describe_saturation, warn
 from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.study import Configuration
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, explain_marks, find_marks
-from scalelab.units import format_known, format_quantity, format_share, format_times
+from scalelab.units import format_interval, format_known, format_quantity, format_share
 
 Reading = Literal["global", "per-rank"]
 READING_WORDS: dict[Reading, str] = {"global": "batch shared by all ranks", "per-rank": "batch on each rank"}
@@ -68,7 +68,7 @@ class BatchScaling(SweepStudy):
     batches: tuple[int, ...] = (32, 64, 128, 256)
     """Samples per step, ascending."""
     reading: Literal["global", "per-rank", "both"] = "both"
-    """Whether all ranks share a batch, or each has its own."""
+    """global: the ranks share each of --batches; per-rank: every rank gets a batch of that size; both: measure both."""
     ranks: int = 2
     """Ranks of the strategy."""
     strategy: ParallelStrategy = "ddp"
@@ -234,6 +234,7 @@ def make_reading_table(answer: BatchAnswer, reading: Reading) -> Table:
     same = "the same batch" if reading == "global" else "the batch of one rank"
     others = (arm.trial.global_batch for arm in answer.measured) if reading == "global" else ()
     batches = sorted({*study.batches, *others})
+    has_gaps = any(is_shown(batch) and answer.plain(batch) is None for batch in batches)
     return make_table(
         [batch for batch in batches if is_shown(batch)] or study.batches,
         count_column("batch", "batch", name_batch),
@@ -245,6 +246,7 @@ def make_reading_table(answer: BatchAnswer, reading: Reading) -> Table:
         notes=(
             INTERVAL_NOTE,
             f"speedup: samples/s over those of the plain loop (no process group) on {same}",
+            *(("–: the plain loop was not run at this batch",) if has_gaps else ()),
             *explain_marks(answer.arms.values()),
         ),
     )
@@ -311,21 +313,33 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
     for batch in doubled:
         gain = estimate_ratio(by_batch[batch].clean, by_batch[2 * batch].clean).map(lambda ratio: 2 * ratio)
         if gain.value < LARGE_GAIN:
-            factor = format_known("ratio", gain)
-            text = (
-                f"Throughput saturates at global batch {batch}: doubling it gives only {factor} times as much, less"
-                f" than {LARGE_GAIN:g} times."
-            )
+            text = f"{judge_doubling(gain)} at global batch {batch}: doubling it gives {say_gain(gain)}."
             yield DOUBLING("", text, global_batch=batch, gain=gain)
             return
     if doubled:
         last = max(doubled)
         gain = estimate_ratio(by_batch[last].clean, by_batch[2 * last].clean).map(lambda ratio: 2 * ratio)
         text = (
-            f"Throughput has not saturated at global batch {2 * last}: doubling {last} to {2 * last} still gives"
-            f" {format_times(gain)} as much (launch by launch), not less than {LARGE_GAIN:g} times."
+            f"{judge_doubling(gain)} at global batch {2 * last}, the largest: doubling {last} to {2 * last} gives"
+            f" {say_gain(gain)}."
         )
         yield DOUBLING("", text, global_batch=None, gain=gain)
+
+
+def judge_doubling(gain: Estimate) -> str:
+    """Whether throughput saturates, by what one doubling gains; open where the interval includes the limit."""
+    if gain.low is not None and gain.high is not None and gain.low < LARGE_GAIN <= gain.high:
+        return f"By the estimate, throughput {'saturates' if gain.value < LARGE_GAIN else 'has not saturated'}"
+    return f"Throughput {'saturates' if gain.value < LARGE_GAIN else 'has not saturated'}"
+
+
+def say_gain(gain: Estimate) -> str:
+    """`1.12 (1.02 to 1.23) times as much (launch by launch), and below 1.05 times it is saturated: not resolved`."""
+    is_open = gain.low is not None and gain.high is not None and gain.low < LARGE_GAIN <= gain.high
+    return (
+        f"{format_interval('ratio', gain)} times as much (launch by launch), and a doubling that gives less than"
+        f" {LARGE_GAIN:g} times counts as saturated{'; the interval includes that limit' if is_open else ''}"
+    )
 
 
 def describe_model(answer: BatchAnswer) -> Iterator[Finding]:

@@ -213,6 +213,9 @@ def make_fit_table(measured: Sequence[Arm], fit: SaturationFit) -> Table:
     )
 
 
+FITTED = "The curve is fitted to the step: t₀ is its fixed time, c the time per sample."
+
+
 def make_batch_axis(batches: Sequence[int]) -> Axis:
     """Batches usually double: their axis is logarithmic where they span much."""
     is_log = bool(batches) and max(batches) / min(batches) >= LOG_FROM
@@ -239,7 +242,8 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
             if seconds > 0:
                 guides.append({"batch": batch, "rate": tokens * batch / seconds, "series": "batch / (t₀ + c · batch)"})
         enough = fit.saturated_batch
-        if enough is not None and batches[0] <= enough.value <= batches[-1]:
+        is_decided = enough is not None and (enough.value if enough.high is None else enough.high) <= batches[-1]
+        if enough is not None and is_decided and batches[0] <= enough.value:
             most = max(measure_rate(arm).value for arm in measured)
             label = f"{format_share(SATURATED_SHARE)} of the maximum"
             guides += [{"batch": enough.value, "rate": rate, "series": label} for rate in (0.0, most)]
@@ -250,7 +254,11 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
         rows=rows,
         guides=guides,
         failed=failed,
-        caption=join_words(INTERVALS, *describe_failures((str(row["key"]), str(row["status"])) for row in failed)),
+        caption=join_words(
+            INTERVALS,
+            FITTED if fit else "",
+            *describe_failures((str(row["key"]), str(row["status"])) for row in failed),
+        ),
     )
 
 
@@ -315,9 +323,9 @@ def describe_saturation(measured: Sequence[Arm], fit: SaturationFit | None) -> I
     of_rank = " per rank" if ranks > 1 else ""
     yield SATURATION(
         "",
-        f"Throughput reaches half its maximum at batch {format_quantity('number', half)}{each_rank} and"
+        f"Throughput reaches half its fitted maximum at batch {format_quantity('number', half)}{each_rank} and"
         f" {format_share(SATURATED_SHARE)} at {format_quantity('number', enough)}{beyond}; batch {last}{of_rank}"
-        f" reaches {format_share(reached)}.",
+        f" reached {format_share(reached)} of it as measured.",
         half_batch=half,
         saturated_batch=enough,
         reached=reached,

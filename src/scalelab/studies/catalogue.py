@@ -50,7 +50,7 @@ STUDIES: dict[str, StudyEntry] = {
         "Does communication or compute dominate, and does model size decide it?",
     ),
     "delay": StudyEntry(
-        "scalelab.studies.delay.study:Delay",
+        "scalelab.studies.delay:Delay",
         "Injected delay",
         "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?",
     ),

@@ -45,8 +45,6 @@ from scalelab.studies.shared.sweep import (
     make_sweep_table,
     measure_speedup,
     plan_sweep,
-    samples_column,
-    step_column,
 )
 from scalelab.studies.shared.variations import parse_options
 from scalelab.studies.shared.work import count_if_own, count_operations, count_parameters, parameters_column
@@ -129,23 +127,26 @@ def find_dominant(breakdown: list[RankBreakdown] | None) -> tuple[str, float, bo
     return name, means[name], is_sure
 
 
+def find_rate(arm: Arm) -> Estimate:
+    return comm.find_centre(arm).map(lambda seconds: arm.step_samples / seconds)
+
+
 def make_size_table(answer: SizeAnswer) -> Table:
     """Step, speedup and what communication costs, for every size on every number of ranks."""
     columns: list[tables.Field[Arm]] = [
-        step_column(),
-        samples_column(is_detail=True),
+        tables.seconds_column("step_seconds", "step", comm.find_centre),
+        tables.rate_column("samples_per_second", "samples/s", find_rate, shows_interval=False, is_detail=True),
         tables.ratio_column("speedup", "speedup", answer.speedup),
         tables.share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False, is_detail=True),
-        tables.seconds_column(
-            "exposed_seconds", "exposed comm", lambda arm: found.seconds if (found := comm.find_ablation(arm)) else None
-        ),
+        tables.seconds_column("exposed_seconds", "exposed comm", comm.find_exposed),
         tables.share_column(
             "exposed_share", "of the step", lambda arm: found.share if (found := comm.find_ablation(arm)) else None
         ),
     ]
     notes = (
         "speedup: over one rank of the same size",
-        "exposed comm: a step less a step without the gradient all-reduce",
+        "exposed comm: a step minus a step without the gradient all-reduce",
+        "every number is the centre of those of the launches, not the median of all steps",
     )
     return make_sweep_table(answer.arms.values(), columns, name_header="size × ranks", notes=notes)
 
@@ -244,7 +245,7 @@ def _compare_shares(largest: list[Arm]) -> Iterator[Finding]:
 
 
 def _name_intensity(largest: list[Arm]) -> Iterator[Finding]:
-    """Bytes and FLOPs side by side: whether sizes alone could have told."""
+    """Bytes and FLOPs side by side: whether sizes alone would have predicted it."""
     found = [(arm, count_gradient_bytes(arm), count_rank_operations(arm)) for arm in largest]
     known = [(arm, sent, work) for arm, sent, work in found if sent and work]
     if len(known) < 2:
@@ -269,7 +270,8 @@ def draw_grid(answer: SizeAnswer) -> Chart | None:
         {
             "size": size.replace(",", " "),
             "ranks": str(count),
-            **describe_cell(answer.arms.get(f"size{number}-{answer.strategy}-{count}")),
+            **describe_cell(arm := answer.arms.get(f"size{number}-{answer.strategy}-{count}")),
+            **({"step_seconds": comm.find_centre(arm)} if arm is not None and arm.is_measured else {}),
         }
         for number, size in enumerate(answer.sizes, start=1)
         for count in answer.ranks
@@ -281,7 +283,7 @@ def draw_grid(answer: SizeAnswer) -> Chart | None:
         value=Axis(field="step_seconds", title="step", quantity="seconds"),
         rows=rows,
         extra={"reason": "reason"},
-        caption="Numbers are medians; their 95 % intervals are in the table.",
+        caption="Numbers are those of the table, which has their 95 % intervals.",
     )
 
 
@@ -301,7 +303,7 @@ def draw_parts(table: Table) -> tuple[Chart, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize(Study):
-    """Every size on every number of ranks, with the same global batch."""
+    """Every model size at every world size, with the same global batch."""
 
     name: ClassVar[str] = "model-size"
     title: ClassVar[str] = "Model size"

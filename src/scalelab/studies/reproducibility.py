@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import Warmup, count_launches, estimate_spread, predict_one_more
-from scalelab.analysis.stats import Rounds, estimate_median, estimate_ratio
+from scalelab.analysis.stats import Rounds, Verdict, estimate_median, estimate_ratio, judge
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.records.trial import StepKind, TrialResult
@@ -35,7 +35,7 @@ from scalelab.studies.shared.arms import Arm, group_arms
 from scalelab.studies.shared.losses import LOSSES_EQUAL, find_first_difference, read_losses
 from scalelab.studies.shared.study import Configuration, Sampling
 from scalelab.studies.shared.sweep import Sweep, SweepStudy, relative_column, samples_column, step_column
-from scalelab.units import UNKNOWN, format_count, format_interval, format_quantity, format_share, is_known
+from scalelab.units import UNKNOWN, format_interval, format_quantity, format_share, is_known
 
 TEN = 10
 """Steps of the mean that is usually taken."""
@@ -359,9 +359,10 @@ def describe_warmup(repeats: Repeats) -> Finding:
         verdict = f"steps have not settled after {found.num_steps}, so no number here is that of a steady run"
     else:
         enough = "too few" if found.num_steps > repeats.dropped else "enough"
-        verdict = f"the warm-up is {format_count(found.num_steps, 'step')}, so dropping {repeats.dropped} is {enough}"
-    times = format_interval("ratio", repeats.first_ratio)
-    text = f"{which} {times} times as long as the rest by medians{alone}; {verdict}."
+        slow = [str(n) for n in range(repeats.dropped) if judge(repeats.compare_step(n)) is Verdict.SLOWER]
+        verdict = f"surely slower: step {' and '.join(slow) or '–'}; dropping {repeats.dropped} is {enough}"
+    first = f"{which} {format_interval('ratio', repeats.first_ratio)} times as long as the rest by medians"
+    text = f"{first}{alone}; {verdict}."
     return WARMUP("", text, ratio=repeats.first_ratio, found=found.num_steps, dropped=repeats.dropped)
 
 

@@ -17,7 +17,8 @@ from scalelab.records.settings import StepShape
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Chart, Document
-from scalelab.runs.experiment import execute_run, find_failed, ignore_event, run_study, start_run
+from scalelab.runs.experiment import execute_run, find_failed, run_study, start_run
+from scalelab.runs.scheduler import ignore_event
 from scalelab.serve.listing import count_failed
 from scalelab.studies.catalogue import derive_document, read_study
 from scalelab.studies.max_batch.answer import BatchSearch

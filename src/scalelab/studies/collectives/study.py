@@ -65,7 +65,7 @@ class Collectives(Study):
     ranks: tuple[int, ...] = (2,)
     """World sizes, each two or more; point_to_point always runs between two ranks."""
     min_size: Annotated[str, tyro.conf.arg(metavar="BYTES")] = "4B"
-    """Smallest message; each further one is four times as large."""
+    """Smallest message; sizes grow by a factor of 4."""
     max_size: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """Largest message. None: 1GB on GPUs, 64MB on CPU, where bandwidth has levelled off and a gigabyte takes
     seconds."""
@@ -82,7 +82,7 @@ class Collectives(Study):
     device: DeviceChoice = "auto"
     """Device of the messages. auto: CUDA if there is a GPU."""
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Cores per rank, the same in every trial. None: as many as the trial with the most ranks can give each."""
+    """Cores per rank, the same in every trial. None: as many as the largest trial allows."""
     bind: Bind = "cores"
     """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
     known. none: all cores, shared."""

@@ -17,7 +17,6 @@ from scalelab.analysis.traffic import (
     sum_payload,
     sum_wire,
 )
-from scalelab.records.observations import RankReport
 from scalelab.records.strategies import DEFAULT
 from scalelab.report.charts.amounts import MOST_SERIES
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
@@ -25,7 +24,7 @@ from scalelab.report.charts.plot import Axis, Row, plot_bars
 from scalelab.report.document import Chart, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, count_column, make_table, text_column
-from scalelab.studies.shared.arms import Arm, name_sender
+from scalelab.studies.shared.arms import Arm, name_sender, read_counted
 from scalelab.studies.shared.sweep import (
     CONTROL,
     compare_steps,
@@ -58,14 +57,9 @@ BARE = FindingKind("no-batch-norm", "What the network sends without batch norm",
 NOT_THEORY = CautionKind("not-theory", "A strategy sends other bytes than theory gives", "wrong-work")
 
 
-def read_report(arm: Arm) -> RankReport | None:
-    """Rank 0's, of the round that messages were counted in: all ranks take part in every collective."""
-    return next((r.ranks[0] for r in arm.completed if r.ranks and r.ranks[0].message_basis is not None), None)
-
-
 def list_lines(arm: Arm) -> list[MessageComparison]:
     """Every kind of message of a step, counted beside expected. Empty: nothing was counted."""
-    report, trial = read_report(arm), arm.trial
+    report, trial = read_counted(arm), arm.trial
     if report is None or report.message_basis is None:
         return []
     theory = expect_messages(name_sender(arm), trial.num_ranks, report.message_basis, trial.spreading, arm.num_passes)
@@ -73,7 +67,7 @@ def list_lines(arm: Arm) -> list[MessageComparison]:
 
 
 def has_theory(arm: Arm) -> bool:
-    basis = getattr(read_report(arm), "message_basis", None)
+    basis = getattr(read_counted(arm), "message_basis", None)
     return basis is not None and basis.is_complete and is_exact(name_sender(arm), arm.trial.spreading, arm.num_passes)
 
 
@@ -163,7 +157,7 @@ def summarise_messages(arms: Mapping[str, Arm], ddp: str) -> Iterator[Finding]:
 
 
 def _describe_gradients(arm: Arm) -> Iterator[Finding]:
-    report, gradients = read_report(arm), _find(arm, "gradients")
+    report, gradients = read_counted(arm), _find(arm, "gradients")
     if report is None or not gradients:
         return
     payload, wire = sum_payload(gradients) or 0, sum(line.wire_bytes or 0 for line in gradients)

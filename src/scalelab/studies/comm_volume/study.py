@@ -32,9 +32,8 @@ from scalelab.studies.comm_volume.report import (
     warn_of_messages,
 )
 from scalelab.studies.shared.arms import group_arms
-from scalelab.studies.shared.fake import check_fake, mark_fake
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_forecast
+from scalelab.studies.shared.study import Configuration, Sampling, Study, check_fake, mark_fake, plan_forecast
 from scalelab.studies.shared.sweep import (
     describe_measurement,
     find_sweep_cautions,

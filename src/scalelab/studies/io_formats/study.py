@@ -60,7 +60,7 @@ from scalelab.studies.shared.study import (
     plan_rounds,
 )
 from scalelab.units import format_bytes, format_count, parse_seconds
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 
 PUBLISHED = (MEMORY, "npy", "npz", "npz-compressed", "pt", "hdf5", "hdf5-gzip")
 CHUNKED = ("hdf5-gzip", "hdf5-lzf", "hdf5-blosc2", "zarr", "parquet")
@@ -102,11 +102,11 @@ class IoFormats(Study):
     modes: tuple[ReadingMode, ...] = ("lazy", "eager", "naive")
     """lazy: read on demand. eager: read everything at the start. naive: HDF5 by dataset[i], sample by sample."""
     data: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Store the samples of this file instead, and also read the file as it is."""
+    """Store the samples of this file instead, and also read the file itself."""
     shape: Annotated[str | None, tyro.conf.arg(metavar="SHAPE")] = None
     """Store random samples of this shape and type instead, such as 3x32x32:uint8. None: those of the workload."""
     ranks: tuple[int, ...] = (1,)
-    """Numbers of ranks that read at once, each its part of every batch; training uses the largest."""
+    """Numbers of ranks that read at the same time, each its part of every batch; training uses the largest."""
     workers: tuple[int, ...] = (0,)
     """Worker processes per rank; lazily, and in memory."""
     batch_per_rank: int = 32

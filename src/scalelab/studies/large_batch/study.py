@@ -57,7 +57,7 @@ class LargeBatch(Study):
     quick_cost: ClassVar[str] = "accuracies are of short training and hardly have intervals"
 
     small_batch: int = 32
-    """Global batch size that the learning rate is meant for."""
+    """Global batch size that the learning rate was tuned for."""
     large_batch: int = 512
     """Global batch size of the other runs."""
     epochs: int = 5
@@ -65,7 +65,7 @@ class LargeBatch(Study):
     warmup_epochs: float = 2.0
     """Epochs over which the scaled learning rate rises. 0: no run with warm-up."""
     seeds: int = 3
-    """Training runs of each, with seeds from --seed on."""
+    """Training runs per configuration, with seeds from --seed up."""
     ranks: int = 1
     """Ranks to train on."""
     strategy: StrategyName | None = None

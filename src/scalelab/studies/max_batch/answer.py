@@ -22,7 +22,7 @@ from scalelab.records.observations import MemoryReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.workloads.catalogue import BUILT_IN, make_options
-from scalelab.workloads.options import NUM_POOLED_BATCHES
+from scalelab.workloads.workload import NUM_POOLED_BATCHES
 
 MOST_FORECASTS = 6
 NEAR = 0.05

@@ -56,7 +56,7 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class MaxBatch(Study):
-    """A few probes in processes that may die; a line through their memory predicts the maximum, which must run."""
+    """Probe a few batches in separate processes, predict the maximum from their memory, and confirm that it runs."""
 
     name: ClassVar[str] = "max-batch"
     title: ClassVar[str] = "Max batch"
@@ -71,11 +71,11 @@ class MaxBatch(Study):
     strategy: StrategyName | None = None
     """How training is distributed. None: single on one rank, ddp on more."""
     start: int = 1
-    """Samples per rank of the first probe, at least; a memory forecast may begin with more."""
+    """Smallest batch per rank of the first probe; a memory forecast may start higher."""
     most: MaybeInt = None
     """Largest batch per rank to try. None: until memory runs out."""
     tolerance: Annotated[str, tyro.conf.arg(metavar="PERCENT")] = "0%"
-    """By how much the answer may fall short of the largest batch, such as 2%: fewer probes. 0%: to the sample."""
+    """How far the answer may fall below the true maximum. 2% needs fewer probes; 0%: exact."""
     job: Job = field(default_factory=Job)
 
     def __post_init__(self) -> None:

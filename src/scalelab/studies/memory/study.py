@@ -36,9 +36,16 @@ from scalelab.studies.memory.report import (
     make_reading_table,
     summarise_memory,
 )
-from scalelab.studies.shared.fake import check_fake, mark_fake
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_forecast, plan_rounds
+from scalelab.studies.shared.study import (
+    Configuration,
+    Sampling,
+    Study,
+    check_fake,
+    mark_fake,
+    plan_forecast,
+    plan_rounds,
+)
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
 from scalelab.units import format_bytes, format_count, parse_bytes
 
@@ -67,7 +74,7 @@ class Memory(Study):
     device_memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """Memory of a device to fit into, for example 40GB, judged by forecast. None: not judged."""
     fake: bool = False
-    """Start no ranks: forecast only, on fake tensors. So --ranks 1024 --device cuda needs neither."""
+    """Start no ranks: forecast on fake tensors only, so --ranks 1024 --device cuda works without GPUs."""
     job: Job = field(default_factory=Job)
     sampling: Sampling = field(default_factory=make_short_sampling)
 

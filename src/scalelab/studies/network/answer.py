@@ -207,7 +207,7 @@ def read_device_share(step: TracedStep) -> float | None:
 def read_latency(step: TracedStep) -> float | None:
     """The mean time of one collective on this rank, waiting included: of those that all ranks' traces hold.
 
-    Where waiting cannot be told from transfer, of all of this rank's.
+    Where waiting cannot be separated from transfer, of all of this rank's.
     """
     if step.transfer_ns is None or step.waiting_ns is None:
         spent, count = step.exposed_ns + step.overlapped_ns, step.num_collectives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import ExposedCommunication
@@ -44,7 +43,6 @@ from scalelab.studies.shared.sweep import (
 )
 from scalelab.units import format_bytes, format_quantity, is_known
 
-Made = dict[str, Any]
 TOLERANCE = 0.1
 """How far a link may be from its nominal rate before there is a warning."""
 MUCH_WAITING = 0.2
@@ -85,7 +83,7 @@ def make_cost_table(answer: NetworkAnswer) -> Table:
         share_column("exposed_share", "of the step", read_exposed(lambda exposed: exposed.share)),
     ]
     known = [answer.arms.get(BASE), answer.arms.get(CONTROL), *(row.arm for row in answer.rows)]
-    notes = ("exposed comm: a step less a step without the gradient all-reduce",)
+    notes = ("exposed comm: a step minus a step without the gradient all-reduce",)
     return make_sweep_table([arm for arm in known if arm], columns, name_header="link", notes=notes)
 
 

@@ -174,7 +174,7 @@ class ScalingAnswer:
         )
 
     def list_methods(self, arm: Arm) -> dict[str, Estimate | None]:
-        """Seconds of communication per step by every method; subtraction counts all that keeps ranks from the ideal."""
+        """Seconds of communication per step by every method; subtraction counts every loss against ideal scaling."""
         return list_methods(arm) | {"subtraction": self.excess(arm)}
 
     @cached_property
@@ -240,7 +240,7 @@ def _describe_control(control: Arm, reference: Arm) -> Finding:
     ratio = estimate_ratio(control.clean, reference.clean)
     verdict, factor = judge(ratio), format_interval("ratio", ratio)
     resolution = find_resolution(control.clean, reference.clean)
-    power = "" if resolution is None else f" With this noise 8 of 10 runs would find {format_share(resolution)}."
+    power = "" if resolution is None else f" At this noise 8 of 10 runs would detect {format_share(resolution)}."
     what = "the plain loop" if reference.label == "plain loop" else reference.label
     text = f"Control: {what} measured twice differs by a factor of {factor}: {verdict}.{power}"
     return CONTROL("control", text, ratio=ratio, verdict=str(verdict), resolution=resolution)
@@ -372,7 +372,7 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
         is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
         over = f"{last.label} is {'slower' if is_sure else 'faster'} than {answer.strategy} × 1"
         slower = over if is_sure else f"Unresolved whether {over}"
-        yield kind("", f"{slower}: no serial fraction up to 1 gives that ({law}'s law).", serial_fraction=serial)
+        yield kind("", f"{slower}: no serial fraction up to 1 explains that ({law}'s law).", serial_fraction=serial)
         return
     point = karp_flatt(speedup, last.trial.num_ranks) if speedup and answer.is_strong and len(answer.fair) > 2 else None
     flatt = f" (Karp–Flatt at {last.trial.num_ranks} ranks: {format_known('share', point)})" if point else ""

@@ -50,11 +50,11 @@ COPIES = FindingKind(
     "separate-models", "Ranks of a script each train their own model: their work per second", MAIN, ("ratio",)
 )
 COUNTED = {
-    "ablation": "a step less a step without the all-reduce: all-reduce, waiting, what it takes from backward",
+    "ablation": "a step minus a step without the all-reduce: all-reduce, waiting, what it takes from backward",
     "phases": "from the last rank's last gradient on",
     "counters": "the same by DDP's clocks, in one launch",
-    "trace": "collectives beside which nothing is computed, in profiled steps",
-    "subtraction": "all that keeps ranks from the ideal",
+    "trace": "collectives that do not overlap with compute, in profiled steps",
+    "subtraction": "every loss against ideal scaling",
 }
 """What each method counts."""
 
@@ -122,7 +122,7 @@ def make_time_table(answer: ScalingAnswer) -> Table:
     ]
     notes = (
         "phases: medians of steps timed phase by phase; backward includes the gradient all-reduce",
-        "ablation: a step less a step without the gradient all-reduce, in the same launch",
+        "ablation: a step minus a step without the gradient all-reduce, in the same launch",
         f"subtraction: {ideal}, with T_1 of {answer.strategy} × 1; it also counts compute that does not shrink",
     )
     return make_sweep_table([arm for arm in answer.arms.values() if arm.is_measured], columns, notes=notes)

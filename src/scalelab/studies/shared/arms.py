@@ -14,7 +14,7 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.analysis.link import group_transfers
 from scalelab.analysis.quality import Warmup, find_warmup
 from scalelab.analysis.stats import Launches, Rounds, estimate_median
-from scalelab.records.observations import ScriptReport
+from scalelab.records.observations import RankReport, ScriptReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
 from scalelab.units import format_bytes
@@ -289,3 +289,8 @@ def count_rest(number: int, what: str, how: str) -> str:
 def describe_warmup(num_dropped: int | str) -> str:
     """How many first steps of every launch do not count."""
     return f"first {num_dropped} dropped as warm-up" if num_dropped else "no warm-up dropped"
+
+
+def read_counted(arm: Arm) -> RankReport | None:
+    """Rank 0's report of the round in which messages were counted: all ranks take part in every collective."""
+    return next((one.ranks[0] for one in arm.completed if one.ranks and one.ranks[0].message_basis is not None), None)

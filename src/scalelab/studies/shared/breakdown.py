@@ -170,7 +170,6 @@ def plot_rank_parts(*arms: Arm) -> Chart | None:
     return plot_parts(
         title=f"A step of {only}, rank by rank" if len(found) == 1 else "A step, rank by rank",
         rows=drawn,
-        name="",
         caption=join_words(*said, slivers, "Intervals are in the table."),
     )
 
@@ -219,7 +218,7 @@ def plot_phases(arms: Iterable[Arm]) -> Chart | None:
         said.append(count_rest(len(timed) - MOST_BARS, "configuration", "not drawn"))
     drawn, slivers = drop_slivers(rows)
     said += [slivers, *describe_failures((row["bar"], row["status"]) for row in failed)]
-    return plot_parts(title="Phases of a step", rows=drawn, name="", caption=join_words(*said), failed=failed)
+    return plot_parts(title="Phases of a step", rows=drawn, caption=join_words(*said), failed=failed)
 
 
 def estimate_phase_share(arm: Arm, phase: str) -> Estimate | None:

@@ -1,6 +1,6 @@
 """What communication costs a row, by every method that measures it, and how far the methods agree.
 
-    ablation       a step less a step without the gradient all-reduce, from the same launch
+    ablation       a step minus a step without the gradient all-reduce, from the same launch
     phases         from the last gradient of the last rank to the end of backward
     DDP counters   the same by DDP's own clocks: communication less its overlap with backward, of the last rank
     trace          communication in profiled steps while nothing is computed, of the rank that has least of it
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation
+from scalelab.analysis.speedup import ExposedCommunication, communication_by_ablation, estimate_centre, scale_exposed
 from scalelab.analysis.stats import estimate_median, estimate_over_rounds, find_median
 from scalelab.records.observations import DdpCounters, TracedStep
 from scalelab.records.trial import TrialResult
@@ -96,6 +96,18 @@ def find_ablation(arm: Arm) -> ExposedCommunication | None:
     if arm.trial.num_ranks == 1 or not any(len(steps) for steps in arm.comm_free):
         return None
     return communication_by_ablation(arm.clean, arm.comm_free)
+
+
+def find_centre(arm: Arm) -> Estimate:
+    """The step over launches: consistent with speedups and shares where launches differ widely."""
+    return estimate_centre(arm.clean)
+
+
+def find_exposed(arm: Arm) -> Estimate | None:
+    """What the all-reduce adds to a step, in seconds of that step."""
+    if find_ablation(arm) is None:
+        return None
+    return scale_exposed(arm.clean, arm.comm_free, find_centre(arm).value)
 
 
 def measure_ablation(arm: Arm) -> Estimate | None:
@@ -232,14 +244,14 @@ def make_traced_table(arms: Sequence[Arm], *, title: str = "Communication in the
         shown,
         text_column("rank", "rank", lambda row: f"rank {row[1]}" if is_single else f"{row[0].label}, rank {row[1]}"),
         *(seconds_column(key, header, read(key)) for key, header, _ in PARTS),
-        bytes_column("traced_bytes", "sent for", lambda row: count_bytes(*row)),
+        bytes_column("traced_bytes", "payload", lambda row: count_bytes(*row)),
         title=title,
         notes=(
             INTERVAL_NOTE,
             "profiled step = compute + exposed comm + idle, copies (each a median, so the sum is approximate)",
-            "overlapped: communication beside compute",
+            "overlapped: communication during compute",
             "transfer: the shortest time of any rank in each collective, added up; waiting: this rank's time beyond it",
-            "sent for: the size of the tensors of the step's collectives, where recorded",
+            "payload: the tensors of the step's collectives, where their sizes were recorded",
         ),
     )
 

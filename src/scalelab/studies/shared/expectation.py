@@ -30,8 +30,7 @@ from scalelab.records.settings import TrainingRun
 from scalelab.records.tasks import SCRIPT_MARK, Exchange, Forecast, Measure, Quantize, Read, Script, StepPlan, Train
 from scalelab.records.trial import Status, Trial, TrialResult, to_builtins
 from scalelab.units import format_bytes, format_count, format_duration
-from scalelab.workloads.catalogue import BUILT_IN, make_options
-from scalelab.workloads.options import MlpOptions
+from scalelab.workloads.catalogue import BUILT_IN, MlpOptions, make_options
 
 START_SECONDS = 4.0
 """Loading torch, once per study."""

@@ -17,10 +17,17 @@ import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UsageError
-from scalelab.launch.ranks.allocation import Allocation, count_ranks_per_node, find_allocation
 from scalelab.launch.ranks.namespaces import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
-from scalelab.records.launchers import LAUNCHERS, STARTERS, LauncherName, list_on_nodes
+from scalelab.records.launchers import (
+    LAUNCHERS,
+    STARTERS,
+    Allocation,
+    LauncherName,
+    count_ranks_per_node,
+    find_allocation,
+    list_on_nodes,
+)
 from scalelab.records.settings import (
     Bind,
     DeviceChoice,
@@ -36,9 +43,10 @@ from scalelab.records.tasks import Script, StepPlan
 from scalelab.records.trial import Option
 from scalelab.studies.shared.script import ScriptFlags, ScriptSource
 from scalelab.units import parse_bytes, parse_seconds
-from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, find_workload, make_options, resolve_options
+from scalelab.workloads.catalogue import BUILT_IN, find_workload, make_options, resolve_options
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.source import OwnWorkload, is_in_library, read_library_workload, split_name
+from scalelab.workloads.workload import WorkloadOptions
 
 LEAST_LIMIT = 16_000_000
 """With less, a rank runs out of memory while it says that it did."""
@@ -60,23 +68,23 @@ class Job:
     device: DeviceChoice = "auto"
     """auto uses CUDA if there is a GPU."""
     dtype: Dtype = "float32"
-    """Of model and inputs; with --autocast, of the computation. tf32: float32 whose matrix products may round their
-    inputs to TF32 (GPUs)."""
+    """Type of model and inputs; with --autocast, of the computation. tf32: float32 whose matrix products may round
+    their inputs to TF32 (GPUs)."""
     shape: StepShape = field(default_factory=StepShape)
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)
     perturbation: Perturbation = field(default_factory=Perturbation)
     threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Cores per rank, the same in every trial. None: as many as the trial with the most ranks can give each."""
+    """Cores per rank, the same in every trial. None: as many as the largest trial allows."""
     bind: Bind = "cores"
     """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
     known. none: all cores, shared."""
     memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
     """Memory that one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
     allocator: Literal["system", "keep", "pages"] = "system"
-    """CPU memory allocator. keep: glibc keeps freed memory for the next step instead of returning it to the kernel,
-    which makes steps of large models jump between two speeds. pages: every tensor has its own pages, so every launch
-    needs the same memory, and steps are slower."""
+    """CPU memory allocator. system: as installed; glibc may return freed memory to the kernel, and steps of large
+    models then jump between two speeds. keep: glibc keeps freed memory for the next step. pages: every tensor gets
+    its own pages, so every launch needs the same memory, but steps are slower."""
     timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0

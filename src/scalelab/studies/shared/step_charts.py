@@ -17,7 +17,7 @@ import numpy as np
 
 from scalelab.analysis.quality import find_drift, find_outliers
 from scalelab.analysis.stats import estimate_median, find_median
-from scalelab.answers.trace.charts import plot_recorded_step
+from scalelab.answers.trace.charts import plot_recorded_steps
 from scalelab.records.trial import StepKind, Trial, TrialResult
 from scalelab.report.charts.step_times import DRIFT, MEDIAN, OUTLIER, STEP, WARM_UP, plot_distribution, plot_steps
 from scalelab.report.document import Chart, Document, Section
@@ -61,6 +61,8 @@ class DrawnStep(NamedTuple):
 
 
 T = TypeVar("T")
+MOST_TIMELINES = 2
+"""Of a row of a recipe, which compares configurations."""
 
 
 def add_general_charts(
@@ -80,12 +82,12 @@ def add_general_charts(
         parts.setdefault(study.find_part(arm.trial), []).append(arm)
     own = list(document.sections)
     for part, members in parts.items():
-        timeline = plot_recorded_step(members, find_directory)
         place = find_row(own, part)
-        if timeline is not None and place is not None:
-            own[place] = replace(own[place], charts=(*own[place].charts, timeline))
-        elif timeline is not None:
-            sections.append(Section(heading="A profiled step", charts=(timeline,)))
+        timelines = tuple(plot_recorded_steps(members, find_directory, 1 if place is None else MOST_TIMELINES))
+        if timelines and place is not None:
+            own[place] = replace(own[place], charts=(*own[place].charts, *timelines))
+        elif timelines:
+            sections.append(Section(heading="A profiled step", charts=timelines))
     return replace(document, sections=(*own, *(section for section in sections if section.charts)))
 
 

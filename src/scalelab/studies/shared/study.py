@@ -24,6 +24,7 @@ from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Exchange, Forecast, Measure, Script
 from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document
+from scalelab.report.findings import CautionKind
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
@@ -58,9 +59,9 @@ class Sampling:
     comm_free_steps: int = 8
     """Extra steps per launch without the gradient all-reduce: they show what communication costs."""
     profile_steps: int = 0
-    """Last steps per launch, under torch's profiler; traces are kept. No step is profiled under --memory-limit."""
+    """Steps at the end of each launch under torch.profiler; traces are kept. None with --memory-limit."""
     free_steps: int = 8
-    """Extra steps per launch that are not synchronized at their edges, on GPUs: they show host-bound time."""
+    """GPUs: extra steps per launch without synchronization before and after each; they show host-bound time."""
     control: bool = True
     """Measure the reference twice, as two configurations: if they differ, so does the machine."""
 
@@ -134,6 +135,34 @@ def plan_forecast(job: Job, row: Configuration, task: Forecast, prefix: str = ""
         label=row.label,
         task=task,
         **describe_trial_fields(row.job or job, row.strategy),
+    )
+
+
+FAKE = CautionKind("fake", "Nothing was started: fake tensors, and a fake process group", "note")
+
+
+def check_fake(is_fake: bool, job: Job) -> None:
+    """Refuse what fake tensors cannot run (`--fake`)."""
+    if is_fake and job.script is not None:
+        raise UsageError("--fake cannot run a script: it needs a workload, such as --workload gpt2 or file.py:build")
+    if is_fake and job.device == "auto":
+        raise UsageError("--fake looks for no device: name the one to forecast for, such as --device cuda")
+
+
+def mark_fake(document: Document, job: Job, *size: str) -> Document:
+    """The same answer, which says everywhere that nothing ran."""
+    setting = [job.label, job.dtype, *size, f"{job.device}, fake: nothing was started"]
+    caution = FAKE(
+        "",
+        f"fake: no rank was started and no {job.device} device was used; where torch has none, its operators are a"
+        " CPU's",
+        "run it without --fake where the devices are, to measure it",
+    )
+    return replace(
+        document,
+        title=f"{document.title} (fake)",
+        setting=" · ".join(setting),
+        cautions=(caution, *document.cautions),
     )
 
 

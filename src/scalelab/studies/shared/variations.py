@@ -100,7 +100,7 @@ def _read_option(name: str, value: str, workload: str, text: str) -> Option:
     kinds, takes_any = _list_kinds(workload)
     if name not in kinds:
         if takes_any:
-            return _read_literal(value)
+            return read_literal(value)
         raise UsageError(f"{text!r}: {UnknownName(f'option of {workload}', name, kinds)}")
     try:
         read = msgspec.convert(value, kinds[name], strict=False)
@@ -121,8 +121,8 @@ def _list_kinds(workload: str) -> tuple[Mapping[str, Any], bool]:
     return {name: hints[name] for name in found.__dataclass_fields__}, False
 
 
-def _read_literal(text: str) -> Option:
-    """A number or a truth where the text is one; otherwise the text."""
+def read_literal(text: str) -> Option:
+    """A number or a boolean if the text is one; otherwise the text."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -11,7 +11,8 @@ from scalelab.records.trial import Trial
 from scalelab.report.tables import Field, count_column, rate_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
-from scalelab.workloads.catalogue import BUILT_IN, WorkloadOptions, make_options
+from scalelab.workloads.catalogue import BUILT_IN, make_options
+from scalelab.workloads.workload import WorkloadOptions
 
 
 def read_options(trial: Trial) -> WorkloadOptions | None:

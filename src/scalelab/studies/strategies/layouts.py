@@ -21,7 +21,6 @@ from scalelab.analysis.stats import estimate_location
 from scalelab.analysis.traffic import count_members, count_wire_bytes
 from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
-from scalelab.records.observations import RankReport
 from scalelab.records.refusals import check_strategy
 from scalelab.records.strategies import choose_of_mesh, find_strategy
 from scalelab.records.strategy import AXES, STAGES_PER_RANK, Mesh, PipelineTimes, list_meshes, parse_mesh
@@ -30,7 +29,7 @@ from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import DETAIL, REASON, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, make_table, text_column
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, group_arms, read_counted
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import LINK, Configuration, Sampling, Study, plan_link
 from scalelab.studies.shared.sweep import (
@@ -54,8 +53,8 @@ from scalelab.studies.strategies.planned import (
     time_phases,
 )
 from scalelab.units import format_bytes, format_known, format_share
-from scalelab.workloads.options import Divisible
 from scalelab.workloads.source import defines, is_in_library
+from scalelab.workloads.workload import Divisible
 
 LEAST_MEMORY = FindingKind("least-memory", "The layout with the lowest peak memory per rank", REASON, ("bytes",))
 BUBBLE = FindingKind(
@@ -231,14 +230,9 @@ def list_columns(sweep: Sweep) -> Iterator[Field[Arm]]:
     yield make_column("share", "bubble_share", "bubble", read_bubble)
 
 
-def read_first(arm: Arm) -> RankReport | None:
-    """Rank 0, in the round in which messages were counted."""
-    return next((one.ranks[0] for one in arm.completed if one.ranks and one.ranks[0].message_basis is not None), None)
-
-
 def sum_by_axis(arm: Arm) -> dict[str, float] | None:
     """Bytes that rank 0 puts on the wire in a step, by axis; a strategy without a mesh has one."""
-    report, mesh = read_first(arm), arm.trial.mesh
+    report, mesh = read_counted(arm), arm.trial.mesh
     if report is None:
         return None
     own = "fsdp" if find_strategy(arm.trial.strategy).shards else "dp"
