@@ -256,70 +256,140 @@ def check_work_on_two_devices_at_once_is_refused() -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: a text of a module replaced by another."""
+    """One mistake: a text of a module replaced by another, and the check that notices it."""
 
     module: ModuleType
     right: str
     wrong: str
+    noticed_by: Callable[[], None]
 
 
 MUTANTS: dict[str, Mutant] = {
     "a clean step ends without synchronising": Mutant(
-        loop, "        synchronize()\n        raw.append(", "        raw.append("
+        loop,
+        "        synchronize()\n        raw.append(",
+        "        raw.append(",
+        check_clean_steps_take_as_long_as_their_kernels,
     ),
     "a clean step starts without synchronising": Mutant(
-        loop, "        synchronize()\n        start = perf_counter()", "        start = perf_counter()"
+        loop,
+        "        synchronize()\n        start = perf_counter()",
+        "        start = perf_counter()",
+        check_work_that_was_queued_before_is_not_of_the_step,
     ),
     "every free step waits for the device": Mutant(
-        loop, "        mark.record()\n", "        mark.record()\n        training.synchronize()\n"
+        loop,
+        "        mark.record()\n",
+        "        mark.record()\n        training.synchronize()\n",
+        check_steps_that_run_freely_hide_the_host,
     ),
     "free steps are read before the device has done them": Mutant(
-        loop, "        mark.record()\n    training.synchronize()\n", "        mark.record()\n"
+        loop,
+        "        mark.record()\n    training.synchronize()\n",
+        "        mark.record()\n",
+        check_steps_that_run_freely_hide_the_host,
     ),
     "the host's clock times free steps": Mutant(
-        loop, "    driver = find_driver_of(training.model.parameters())\n", "    driver = None\n"
+        loop,
+        "    driver = find_driver_of(training.model.parameters())\n",
+        "    driver = None\n",
+        check_steps_that_run_freely_hide_the_host,
     ),
     "a phase ends without synchronising": Mutant(
-        loop, "        self._synchronize()\n        now = perf_counter()", "        now = perf_counter()"
+        loop,
+        "        self._synchronize()\n        now = perf_counter()",
+        "        now = perf_counter()",
+        check_phases_add_up_to_their_kernels,
     ),
     "a copy to the host is read too early": Mutant(
-        loop, 'to("cpu", copy=True)', 'to("cpu", copy=True, non_blocking=True)'
+        loop,
+        'to("cpu", copy=True)',
+        'to("cpu", copy=True, non_blocking=True)',
+        check_a_saved_state_is_what_was_saved,
     ),
     "another device is waited for": Mutant(
-        seam, "partial(driver.synchronize, device)", "partial(driver.synchronize, 0)"
+        seam,
+        "partial(driver.synchronize, device)",
+        "partial(driver.synchronize, 0)",
+        check_clean_steps_take_as_long_as_their_kernels,
     ),
-    "every rank is on device 0": Mutant(seam, "driver.select(local_rank)", "driver.select(0)"),
+    "every rank is on device 0": Mutant(
+        seam,
+        "driver.select(local_rank)",
+        "driver.select(0)",
+        check_every_rank_is_on_its_own_device,
+    ),
     "nothing is waited for": Mutant(
-        seam, "_nothing_to_wait_for if driver is None else partial", "_nothing_to_wait_for if driver else partial"
+        seam,
+        "_nothing_to_wait_for if driver is None else partial",
+        "_nothing_to_wait_for if driver else partial",
+        check_clean_steps_take_as_long_as_their_kernels,
     ),
-    "a peak is not reset": Mutant(recording, "        self._driver.reset_peaks(self._driver.find_current())\n", ""),
+    "a peak is not reset": Mutant(
+        recording,
+        "        self._driver.reset_peaks(self._driver.find_current())\n",
+        "",
+        check_a_peak_is_that_of_the_step_it_is_recorded_for,
+    ),
     "what is allocated now is taken for the peak": Mutant(
-        worker, "read_memory(device).peak_bytes", "read_memory(device).allocated_bytes"
+        worker,
+        "read_memory(device).peak_bytes",
+        "read_memory(device).allocated_bytes",
+        check_the_peak_of_a_rank_is_the_highest_so_far,
     ),
     "the peak of the current device is taken for every one": Mutant(
-        worker, "read_memory(device).peak_bytes", "read_memory(driver.find_current()).peak_bytes"
+        worker,
+        "read_memory(device).peak_bytes",
+        "read_memory(driver.find_current()).peak_bytes",
+        check_the_peak_of_a_rank_is_the_highest_so_far,
     ),
     "a memory limit is not set": Mutant(
-        limit, "        driver.limit(device, trial.memory_limit_bytes)", "        pass"
+        limit,
+        "        driver.limit(device, trial.memory_limit_bytes)",
+        "        pass",
+        check_a_memory_limit_is_a_failure_that_is_named,
     ),
     "the host's clock stamps gradients": Mutant(
-        instruments, "self._driver = find_driver_of(parameters)", "self._driver = None"
+        instruments,
+        "self._driver = find_driver_of(parameters)",
+        "self._driver = None",
+        check_gradients_are_timed_where_they_are_computed,
     ),
     "the host's clock stamps a meter's steps": Mutant(
         step_log,
         "    driver = find_used_device()\n    if driver is None:\n        return perf_counter",
         "    return perf_counter",
+        check_a_meter_times_kernels_and_not_launches,
     ),
-    "an event is read before it has passed": Mutant(step_log, "        mark.synchronize()", "        pass"),
-    "calls end without synchronising": Mutant(exchange, "    synchronize()\n    return start", "    return start"),
-    "a batch is timed before it is copied": Mutant(reading, "        choose_synchronize(self.device)()\n", ""),
+    "an event is read before it has passed": Mutant(
+        step_log,
+        "        mark.synchronize()",
+        "        pass",
+        check_a_meter_times_kernels_and_not_launches,
+    ),
+    "calls end without synchronising": Mutant(
+        exchange,
+        "    synchronize()\n    return start",
+        "    return start",
+        check_calls_are_timed_until_the_device_is_done,
+    ),
+    "a batch is timed before it is copied": Mutant(
+        reading,
+        "        choose_synchronize(self.device)()\n",
+        "",
+        check_a_copy_to_the_device_is_timed_to_its_end,
+    ),
     "a delay starts while the device computes": Mutant(
-        step, "        training.synchronize()\n        wait", "        wait"
+        step,
+        "        training.synchronize()\n        wait",
+        "        wait",
+        check_an_injected_delay_starts_when_the_device_is_idle,
     ),
     "only half of the memory is free": Mutant(
         limit,
         "free = self._driver.count_free_bytes(device)",
         "free = (self._driver.count_free_bytes(device) or 0) // 2",
+        check_a_memory_limit_is_a_failure_that_is_named,
     ),
 }
 
@@ -433,10 +503,10 @@ def hold(check: Callable[[], None]) -> str:
     return ""
 
 
-def find_noticing(mutant: Mutant) -> list[str]:
-    """The first check that notices it."""
+def find_complaint(mutant: Mutant) -> str:
+    """What the check that is to notice it says."""
     with mutated(mutant):
-        return list(itertools.islice((name for name, check in CHECKS.items() if hold(check)), 1))
+        return hold(mutant.noticed_by)
 
 
 def main() -> None:
@@ -449,7 +519,7 @@ def main() -> None:
         "faults": {name: find_faults(plant) for name, (plant, _) in FAULTS.items()},
         "paths": try_paths(),
         "checks": {name: hold(check) for name, check in CHECKS.items()},
-        "mutants": {name: find_noticing(mutant) for name, mutant in MUTANTS.items()},
+        "mutants": {name: find_complaint(mutant) for name, mutant in MUTANTS.items()},
     }
     sys.stdout.write(json.dumps(found))
 

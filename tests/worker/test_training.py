@@ -237,6 +237,17 @@ def test_a_state_saved_before_the_first_step_is_restored_too() -> None:
     assert is_equal(spell_state(training), before)
 
 
+def test_a_parameter_in_no_module_is_restored_too() -> None:
+    lone = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([lone], lr=0.1)
+    saved = SavedState([], [optimizer])
+    lone.grad = torch.ones(1)
+    optimizer.step()
+    assert lone.item() != 1
+    saved.restore()
+    assert lone.item() == 1
+
+
 def test_restoring_twice_is_restoring_once() -> None:
     training = make_training(torch.optim.Adam)
     step(training)

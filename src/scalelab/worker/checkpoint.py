@@ -14,7 +14,7 @@ and an order that no strategy changes, and torch.distributed.checkpoint reads ot
 batch stays, so its data continues at the same sample. Losses are then those of the new layout: sums in another order,
 and other dropout masks if the number of ranks with their own samples changes.
 
-Going on bit for bit takes one thing more under DDP. It orders its buckets by the first backward pass, and with three
+Resuming bit for bit needs one more thing under DDP. It orders its buckets by the first backward pass, and with three
 or more ranks the order in which a sum is formed depends on where in a bucket a gradient lies. So a step is taken
 before the state is loaded over it.
 """

@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from scalelab.errors import NotSupported, ScalelabError, UsageError
+from scalelab.errors import NotSupported, OtherBatch, ScalelabError, UsageError
 from scalelab.records.tasks import SCRIPT_MARK
 from scalelab.records.trial import Cause, Status
 from scalelab.units import format_bytes
@@ -83,6 +83,7 @@ def classify(
         return Failure(status=Status.INVALID, cause=Cause.UNSUPPORTED, reason=words, traceback=own)
     if num_steps_done == 0 or isinstance(error, UsageError):
         cause = Cause.UNUSABLE if isinstance(error, ScalelabError) else Cause.RAISED
+        cause = Cause.OTHER_BATCH if isinstance(error, OtherBatch) else cause
         return Failure(status=Status.INVALID, cause=cause, reason=words, traceback=own)
     reason = f"rank {rank} raised an error after {num_steps_done} steps: {words}"
     return Failure(status=Status.CRASHED, cause=Cause.RAISED, reason=reason, traceback=own)

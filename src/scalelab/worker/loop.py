@@ -156,7 +156,9 @@ class SavedState:
     ) -> None:
         self._optimizers = list(optimizers)
         self._keys = {parameter: set(state) for one in self._optimizers for parameter, state in one.state.items()}
-        self._tensors = [tensor for one in modules for tensor in (*one.parameters(), *one.buffers())]
+        every = [tensor for one in modules for tensor in (*one.parameters(), *one.buffers())]
+        every += [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
+        self._tensors = list({id(tensor): tensor for tensor in every}.values())  # a parameter may be in no module
         self._tensors += [value for _, _, value in self._optimizer_values() if isinstance(value, torch.Tensor)]
         if not has_room_for(sum(tensor.nbytes for tensor in self._tensors)):
             raise MemoryError("the memory limit leaves no room for a copy of the model state")

@@ -1,4 +1,4 @@
-"""The optimizer of a training: the workload's own, or the one that is asked for.
+"""The optimizer of a training run: the workload's own, or the one that is asked for.
 
 Numbers that are not given stay what they are: those of the workload's own optimizer, or torch's defaults for the one
 that is asked for. A number that is given without an optimizer is put into every parameter group of the workload's own.

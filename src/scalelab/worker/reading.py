@@ -221,7 +221,7 @@ class PassReader:
             fetched = perf_counter()
             self._copy_to_device(tuple(map(torch.from_numpy, arrays)))
             done = perf_counter()
-            yield Fetch(self.rank, *_name(one), epoch, batch, len(numbers), start, fetched - start, done - fetched)
+            yield Fetch(self.rank, *one.key, epoch, batch, len(numbers), start, fetched - start, done - fetched)
             if done > end:
                 return
 
@@ -257,7 +257,7 @@ class PassReader:
             fetched = perf_counter()
             self._copy_to_device(tensors)
             done = perf_counter()
-            yield Fetch(self.rank, *_name(one), epoch, batch, len(tensors[0]), start, fetched - start, done - fetched)
+            yield Fetch(self.rank, *one.key, epoch, batch, len(tensors[0]), start, fetched - start, done - fetched)
             if done > end:
                 return
             start = perf_counter()
@@ -286,10 +286,6 @@ class PassReader:
         if self.task.dataset.format == MEMORY and self.place.arrays is not None:
             grown += sum(array.nbytes for array in self.place.arrays.values())  # they were there before
         self.report = replace(self.report, private_bytes=max(grown, self.report.private_bytes or 0))
-
-
-def _name(one: Pass) -> tuple[str, str, str]:
-    return one.order, one.access, one.cache
 
 
 def take_batch(samples: Samples, numbers: Numbers) -> tuple[Array, ...]:

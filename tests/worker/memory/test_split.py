@@ -15,7 +15,7 @@ from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Status
 from scalelab.worker.memory.split import forecast_rank
 from tests.worker.memory.test_memory import PLAN, cache_directory
-from tests.worker.strategies.cases import CASES
+from tests.worker.strategies.cases import CASES, SHALLOW
 from tests.worker.trials import launch, make_trial
 
 __all__ = ["cache_directory"]
@@ -43,7 +43,8 @@ SPLITS: list[tuple[str, int, dict[str, Any]]] = [
 
 def make_fields(strategy: str, num_ranks: int, options: dict[str, Any]) -> dict[str, Any]:
     moe = {"workload": "moe", "options": {"sequence": 16, "vocabulary": 64, "dropout": 0.0}}
-    return (moe if strategy == "ep" else CASES["gpt2"]) | {
+    gpt2 = CASES["gpt2"] if "pipeline_schedule" in options else SHALLOW
+    return (moe if strategy == "ep" else gpt2) | {
         "global_batch": 8,
         "strategy": strategy,
         "num_ranks": num_ranks,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from scalelab.worker.models.transformer import draw_sequences, soft_target_loss
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 from tests.worker.models.built import build, compute_loss
 
 SMALL: dict[str, Any] = {"samples": 6, "features": 8, "d_model": 8, "heads": 2, "feedforward": 4, "tgt_length": 5}

@@ -33,6 +33,8 @@ SMALL_TRANSFORMER = {
     "dropout": 0.0,
 }
 SMALL_GPT2 = {"size": "tiny", "sequence": 16, "vocabulary": 64, "dropout": 0.0}
+SHALLOW_GPT2 = SMALL_GPT2 | {"layers": 2}
+"""Half of its blocks, where nothing stored is compared with and no rank has two stages."""
 SMALL_MOE = {"width": 16, "heads": 2, "sequence": 16, "vocabulary": 64, "dropout": 0.0}
 SLOWLY = Optimization(optimizer="sgd", lr=0.001)
 """At the workload's own 0.1 a step on four images is a leap, and rounding grows tenfold with each."""
@@ -45,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "resnet18": {"workload": "resnet18", "options": {"norm": "none"}, "global_batch": 4, "optimization": SLOWLY}
     | {"plan": BRIEF},
 }
+SHALLOW = CASES["gpt2"] | {"options": SHALLOW_GPT2}
 MOE = {"workload": "moe", "options": SMALL_MOE, "global_batch": 8}
 """Apart from the others: it came after 0.1.0, whose losses are kept for those."""
 SYNCHRONISED = {

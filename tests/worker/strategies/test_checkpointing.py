@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from scalelab.worker.models.gpt2 import Gpt2
 from scalelab.worker.strategies.blocks import CheckpointingMode, apply_checkpointing, find_blocks
-from scalelab.workloads.options import Gpt2Shape
+from scalelab.workloads.gpt2_options import Gpt2Shape
 
 Tensor = torch.Tensor
 MODES: list[CheckpointingMode] = ["none", "selective", "full"]

@@ -21,7 +21,7 @@ import pytest
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.workloads.catalogue import BUILT_IN
-from tests.worker.strategies.cases import CASES, SMALL_GPT2, SPREAD, SYNCHRONISED, read_losses
+from tests.worker.strategies.cases import BRIEF, CASES, SHALLOW, SHALLOW_GPT2, SPREAD, SYNCHRONISED, read_losses
 from tests.worker.strategies.stored import KERNELS, check_stored, describe_processor, is_same_processor, read_stored
 
 pytestmark = pytest.mark.ranks
@@ -30,7 +30,7 @@ ROUNDING = 2e-6
 """Of a loss after six steps, relative: some thirty units in the last place of float32."""
 SHARDED = ("fsdp-full", "fsdp-grad-op", "fsdp-none", "fsdp2")
 QUICK = [case for case in CASES if case != "resnet18"]
-DROPOUT = {"workload": "gpt2", "options": SMALL_GPT2 | {"dropout": 0.1}, "global_batch": 4}
+DROPOUT = SHALLOW | {"options": SHALLOW_GPT2 | {"dropout": 0.1}, "plan": BRIEF}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,43 +104,38 @@ def test_synchronized_batch_norm_on_two_ranks_trains_as_batch_norm_on_one(
 def test_settings_of_ddp_that_only_move_bytes_change_no_bit(
     launcher: LocalLauncher, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    plain = read_losses(launcher, tmp_path, "ddp", 2, **CASES["gpt2"])
-    assert read_losses(launcher, tmp_path, "ddp", 2, spreading=Spreading(**settings), **CASES["gpt2"]) == plain
+    plain = read_losses(launcher, tmp_path, "ddp", 2, **SHALLOW)
+    assert read_losses(launcher, tmp_path, "ddp", 2, spreading=Spreading(**settings), **SHALLOW) == plain
 
 
 def test_fsdp2_that_keeps_its_parameters_gathered_changes_no_bit(launcher: LocalLauncher, tmp_path: Path) -> None:
-    plain = read_losses(launcher, tmp_path, "fsdp2", 2, **CASES["gpt2"])
+    plain = read_losses(launcher, tmp_path, "fsdp2", 2, **SHALLOW)
     gathered = Spreading(reshard_after_forward=False)
-    assert read_losses(launcher, tmp_path, "fsdp2", 2, spreading=gathered, **CASES["gpt2"]) == plain
+    assert read_losses(launcher, tmp_path, "fsdp2", 2, spreading=gathered, **SHALLOW) == plain
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
 def test_compressed_gradients_train_nearly_as_well(launcher: LocalLauncher, tmp_path: Path, hook: str) -> None:
-    plain = read_losses(launcher, tmp_path, "ddp", 2, **CASES["gpt2"])
+    plain = read_losses(launcher, tmp_path, "ddp", 2, **SHALLOW)
     settings = {"powersgd_start": 2} if hook == "powersgd" else {}
     spreading = Spreading(gradient_hook=hook, **settings)  # type: ignore[arg-type]
-    compressed = read_losses(launcher, tmp_path, "ddp", 2, spreading=spreading, **CASES["gpt2"])
+    compressed = read_losses(launcher, tmp_path, "ddp", 2, spreading=spreading, **SHALLOW)
     assert compressed != plain, "the hook did nothing"
     # 16 bits keep 11 or 8 digits of a gradient; PowerSGD at rank 1 keeps its direction only roughly.
     assert compressed == pytest.approx(plain, rel=2e-2 if hook == "powersgd" else 1e-3)
 
 
 def test_powersgd_with_many_buckets_neither_hangs_nor_diverges(launcher: LocalLauncher, tmp_path: Path) -> None:
-    plain = read_losses(launcher, tmp_path, "ddp", 2, **CASES["gpt2"])
+    plain = read_losses(launcher, tmp_path, "ddp", 2, **SHALLOW)
     spreading = Spreading(gradient_hook="powersgd", powersgd_start=2, bucket_mb=0.2)
-    assert read_losses(launcher, tmp_path, "ddp", 2, spreading=spreading, **CASES["gpt2"]) == pytest.approx(
-        plain, rel=2e-2
-    )
+    assert read_losses(launcher, tmp_path, "ddp", 2, spreading=spreading, **SHALLOW) == pytest.approx(plain, rel=2e-2)
 
 
-@pytest.mark.parametrize("case", ["gpt2"])
-def test_accumulation_trains_as_the_whole_batch_at_once(launcher: LocalLauncher, tmp_path: Path, case: str) -> None:
-    alone = read_losses(launcher, tmp_path, "single", 1, **CASES[case])
-    shape = StepShape(micro_batch=CASES[case]["global_batch"] // 4)
-    together = {name: read_losses(launcher, tmp_path, name, 2, shape=shape, **CASES[case]) for name in SPREAD}
-    assert read_losses(launcher, tmp_path, "single", 1, shape=shape, **CASES[case]) == pytest.approx(
-        alone, rel=ROUNDING
-    )
+def test_accumulation_trains_as_the_whole_batch_at_once(launcher: LocalLauncher, tmp_path: Path) -> None:
+    alone = read_losses(launcher, tmp_path, "single", 1, **SHALLOW)
+    shape = StepShape(micro_batch=SHALLOW["global_batch"] // 4)
+    together = {name: read_losses(launcher, tmp_path, name, 2, shape=shape, **SHALLOW) for name in SPREAD}
+    assert read_losses(launcher, tmp_path, "single", 1, shape=shape, **SHALLOW) == pytest.approx(alone, rel=ROUNDING)
     for strategy, losses in together.items():
         assert losses == pytest.approx(alone, rel=ROUNDING), strategy
         assert losses == together["ddp"], strategy

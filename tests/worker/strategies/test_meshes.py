@@ -23,7 +23,7 @@ from scalelab.records.settings import Optimization, Spreading, StepShape, Traini
 from scalelab.records.tasks import Train
 from scalelab.records.trial import Status, Trial
 from scalelab.worker.models.load import as_loss, load_workload
-from tests.worker.strategies.cases import BRIEF, CASES, MOE, PLAN, SMALL_TRANSFORMER, read_losses
+from tests.worker.strategies.cases import BRIEF, CASES, MOE, PLAN, SHALLOW, SMALL_TRANSFORMER, read_losses
 from tests.worker.strategies.test_equality import ROUNDING
 from tests.worker.trials import launch, make_trial
 
@@ -39,9 +39,9 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("tp", 4, "gpt2", {"mesh": "dp=2,tp=2", "sequence_parallel": True}),
     ("pp", 2, "mlp", {"pipeline_schedule": "gpipe"}),
     ("pp", 2, "gpt2", {"pipeline_schedule": "1f1b"}),
-    ("pp", 2, "gpt2", {"pipeline_schedule": "interleaved"}),
-    ("pp", 2, "gpt2", {"pipeline_schedule": "zero-bubble"}),
-    ("pp", 2, "gpt2", {"pipeline_schedule": "zbv"}),
+    ("pp", 2, "deep-gpt2", {"pipeline_schedule": "interleaved"}),
+    ("pp", 2, "deep-gpt2", {"pipeline_schedule": "zero-bubble"}),
+    ("pp", 2, "deep-gpt2", {"pipeline_schedule": "zbv"}),
     ("pp", 4, "deep-mlp", {"pipeline_schedule": "zbv"}),
     ("hsdp", 4, "gpt2", {}),
     ("tp", 4, "gpt2", {"mesh": "fsdp=2,tp=2"}),
@@ -49,7 +49,7 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
     ("pp", 4, "gpt2", {"mesh": "pp=2,dp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,tp=2"}),
     ("pp", 4, "gpt2", {"mesh": "pp=2,fsdp=2"}),
-    ("pp", 4, "gpt2", {"mesh": "pp=2,fsdp=2", "pipeline_schedule": "interleaved"}),
+    ("pp", 4, "deep-gpt2", {"mesh": "pp=2,fsdp=2", "pipeline_schedule": "interleaved"}),
     ("ddp", 2, "moe", {}),
     ("fsdp2", 2, "moe", {}),
     ("ep", 2, "moe", {}),
@@ -58,6 +58,8 @@ SPLITS: list[tuple[str, int, str, dict[str, Any]]] = [
 ]
 SPLIT_CASES = CASES | {
     "moe": MOE,
+    "gpt2": SHALLOW,
+    "deep-gpt2": CASES["gpt2"],
     "deep-mlp": CASES["mlp"] | {"options": {"dim": 16, "depth": 8}},
     "long-transformer": CASES["transformer"] | {"options": SMALL_TRANSFORMER | {"src_length": 6}},
 }

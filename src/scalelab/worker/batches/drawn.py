@@ -46,8 +46,7 @@ from scalelab.checks import check_at_least
 from scalelab.data.images import SIDE, ImageSet
 from scalelab.data.order import FullShuffle, Order, draw_order
 from scalelab.errors import TooFewSamples, UsageError
-from scalelab.workloads.options import NUM_POOLED_BATCHES
-from scalelab.workloads.workload import BuildContext
+from scalelab.workloads.workload import NUM_POOLED_BATCHES, BuildContext
 
 Batch = tuple[torch.Tensor, ...]
 Fetch = Callable[[torch.Tensor, torch.Tensor], Batch]

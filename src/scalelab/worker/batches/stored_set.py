@@ -1,6 +1,6 @@
 """The stored set of a trial: made or taken from the user's file, written by rank 0, opened by all.
 
-Random numbers come from the trial's seed. Those of a training are the very ones that it would have had in memory, so
+Random numbers come from the trial's seed. Those of a training run are the ones that it would have had in memory, so
 that it learns the same thing from every format. What was written is read back before anything is timed: first, last
 and middle sample must be the source's, byte by byte.
 
@@ -41,7 +41,7 @@ from scalelab.records.tasks import MEMORY, Dataset
 from scalelab.records.trial import Option, Trial
 from scalelab.units import format_bytes
 from scalelab.worker.models.transformer import draw_sequences
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 
 LARGEST_SHARE = 0.5
 """What of the memory that is free the samples may take: the writer holds them, and perhaps a copy."""

@@ -218,7 +218,7 @@ def may_lead_with_sequence(tensor: torch.Tensor) -> bool:
 def share_samples(batches: Any, context: BuildContext, accumulation: int, *, is_split: bool) -> Iterable[Any]:
     """A dataset, or a loader of all its samples, as a loader of this rank's samples, as DistributedSampler splits them.
 
-    `is_split`: `build` was told its rank, and has split them itself. Loaders with a sampler of their own, of streams,
+    `is_split`: `build` received its rank, and has split them itself. Loaders with a sampler of their own, of streams,
     and with fewer samples than a batch per rank stay as they are.
     """
     num_ranks, rank = (1, 0) if is_split else (context.num_ranks, context.rank)

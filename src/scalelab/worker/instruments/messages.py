@@ -45,8 +45,7 @@ from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import count_cut, count_reduced, count_sent, list_tied
 from scalelab.worker.strategies.sync_batch_norm import SyncBatchNormOnCpu
 from scalelab.worker.training import Training, find_dtype
-from scalelab.workloads.catalogue import BUILT_IN
-from scalelab.workloads.options import MoeOptions
+from scalelab.workloads.catalogue import BUILT_IN, MoeOptions
 
 NAMESPACES = ("c10d", "_c10d_functional")
 OPERATOR_NAMES = (
@@ -178,10 +177,6 @@ def is_norm_calling() -> bool:
     return False
 
 
-OF_ALL_RANKS = ("batch norm", "gradient norm")
-"""Purposes of messages among all ranks, of which an axis of the mesh may be the whole."""
-
-
 def count_messages(
     by_phase: Mapping[str, Sequence[StartedCollective]], strategy: str, spreading: Spreading | None = None
 ) -> tuple[Message, ...]:
@@ -189,24 +184,28 @@ def count_messages(
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for phase, calls in by_phase.items():
         for call in calls:
-            purpose = name_purpose(call, phase, strategy, spreading or Spreading())
-            key = (call.kind, purpose, phase, "" if purpose in OF_ALL_RANKS else call.axis)
-            found.setdefault(key, []).append(call.payload_bytes)
+            purpose, axis = name_purpose(call, phase, strategy, spreading or Spreading())
+            found.setdefault((call.kind, purpose, phase, axis), []).append(call.payload_bytes)
     return tuple(
         Message(kind=kind, purpose=purpose, phase=phase, axis=axis, count=len(sizes), payload_bytes=sum(sizes))
         for (kind, purpose, phase, axis), sizes in found.items()
     )
 
 
-def name_purpose(call: StartedCollective, phase: str, strategy: str, spreading: Spreading) -> str:
-    """What the strategy sends in this phase with this collective; empty if it did not start it."""
+def name_purpose(call: StartedCollective, phase: str, strategy: str, spreading: Spreading) -> tuple[str, str]:
+    """What the strategy sends in this phase with this collective, and over which axis; empty: it did not start it.
+
+    What all ranks send has no axis, although one axis of a mesh may be all ranks, with one group for both.
+    """
     if call.is_from_norm:
-        return "batch norm"
+        return "batch norm", ""
     sends = [send for send in find_strategy(strategy).sends if getattr(spreading, send.option, True)]
-    wanted = (call.kind, phase, call.axis)
+    for axis in dict.fromkeys((call.axis, "")):
+        for send in sends:
+            if (send.kind, send.phase, send.axis) == (call.kind, phase, axis):
+                return send.purpose, axis
     is_clipping = call.kind == "all_reduce" and phase == "optimizer"
-    other = "gradient norm" if is_clipping else ""
-    return next((send.purpose for send in sends if (send.kind, send.phase, send.axis) == wanted), other)
+    return ("gradient norm", "") if is_clipping else ("", call.axis)
 
 
 def describe_split(trial: Trial, model: nn.Module, basis: MessageBasis) -> MessageBasis:

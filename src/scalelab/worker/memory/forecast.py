@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):
         """Bytes by operator and operands."""
 
     def run(self) -> None:
-        """Take the two steps; what is there before the first is known, and is no event."""
+        """Take the two steps; what exists before the first is known and not an event."""
         self._know_batch()
         with self, watch_units(self._training.model, self._mark_unit):
             take_marked_steps(self._training, self._storages, self._mark_phase)
@@ -265,7 +265,7 @@ SeeUnit = Callable[[int, list[nn.Parameter], Moment], None]
 
 @contextmanager
 def watch_units(model: nn.Module, see: SeeUnit) -> Iterator[None]:
-    """Tell when a unit's forward begins and ends, when its backward begins, and when its last gradient is there."""
+    """Record when a unit's forward begins and ends, when its backward begins, and when its last gradient is there."""
     hooks: list[Any] = []
     for number, (module, parameters) in enumerate(zip([model, *find_blocks(model)], list_units(model), strict=True)):
         hooks += _watch_unit(module, parameters, functools.partial(see, number, parameters))

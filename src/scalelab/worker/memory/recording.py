@@ -47,7 +47,7 @@ from scalelab.worker.training import Training
 
 
 class HoldsMemory(Protocol):
-    """What a step's memory is found from: a training, or what was seen of a script."""
+    """What a step's memory is found from: a training run, or what was seen of a script."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -108,7 +108,7 @@ class StorageMap:
         return self.find(tree_leaves(output))
 
     def standing(self, alive: Collection[int]) -> dict[str, int]:
-        """What was there before; of what events made, the addresses that are alive are told, and not counted twice."""
+        """What existed before; `alive` holds the addresses that events made, which are not counted twice."""
         found = {
             "parameters": self.parameters(),
             "optimizer": self.optimizer(),

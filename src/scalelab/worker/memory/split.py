@@ -52,7 +52,7 @@ class SplitRecorder(Recorder):
 
 
 class ShardedRecorder(SplitRecorder):
-    """Sees also what `fully_shard` does with storages, which are no operators, and what gloo takes for itself."""
+    """Also sees what `fully_shard` does with storages without operators, and what gloo takes for itself."""
 
     def __init__(self, training: Training, device: torch.device, trial: Trial) -> None:
         super().__init__(training, device, trial)
@@ -171,7 +171,7 @@ def _describe_sharding(trial: Trial, training: Training) -> Sharding:
 
 
 def list_replicated(model: nn.Module) -> list[nn.Parameter]:
-    """The trained parameters that are no expert: those whose gradients DDP puts into buckets."""
+    """The trained parameters outside the experts: those whose gradients DDP puts into buckets."""
     experts = {id(weight) for part in find_experts(model).values() for weight in part.parameters()}
     return [one for one in model.parameters() if one.requires_grad and id(one) not in experts]
 

@@ -35,8 +35,7 @@ from scalelab.checks import check_at_least
 from scalelab.data.shards import Shard, open_shard
 from scalelab.errors import UsageError
 from scalelab.worker.batches.drawn import draw_batches
-from scalelab.workloads.gpt2_options import Gpt2Options
-from scalelab.workloads.options import Gpt2Shape
+from scalelab.workloads.gpt2_options import Gpt2Options, Gpt2Shape
 from scalelab.workloads.workload import BuildContext, Workload
 
 Batch = tuple[torch.Tensor, torch.Tensor]

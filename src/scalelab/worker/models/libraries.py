@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.workloads.options import NUM_POOLED_BATCHES as NUM_BATCHES
+from scalelab.workloads.workload import NUM_POOLED_BATCHES as NUM_BATCHES
 
 TASKS = ("MaskedLM", "CausalLM", "Seq2SeqLM", "ImageClassification")
 """What a configuration that names no class is tried as, in this order."""

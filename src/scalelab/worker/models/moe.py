@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from scalelab.worker.batches.drawn import draw_batches
 from scalelab.worker.models.gpt2 import Attention, initialise_weights
-from scalelab.workloads.options import MoeOptions
+from scalelab.workloads.catalogue import MoeOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
 BALANCE_WEIGHT = 0.01

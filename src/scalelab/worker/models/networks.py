@@ -38,8 +38,8 @@ from scalelab.data.fashion_mnist import load_fashion_mnist
 from scalelab.data.images import NUM_CHANNELS, SIDE, ImageSet, load_digits
 from scalelab.data.order import Sequential
 from scalelab.worker.batches.drawn import Fetch, ImageFetch, SampleBatches, draw_batches
+from scalelab.workloads.catalogue import MlpOptions
 from scalelab.workloads.image_options import RESNET18_STAGES, ImageOptions, LenetOptions, Resnet18Options
-from scalelab.workloads.options import MlpOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
 NUM_CLASSES = 10

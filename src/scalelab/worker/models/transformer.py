@@ -9,7 +9,7 @@ chunks and too large to be kept is shuffled by blocks of them (`data/stored_orde
 Batches of a set on disk, whichever format it is in: what `SampleBatches` fetches with.
 
 The set is opened by the process that first fetches from it and is pickled closed (`formats/stored.py`), so workers may
-be forked or spawned. In which order, and what is kept for it, is told by `stored_order.py`.
+be forked or spawned. `stored_order.py` decides the order and what is kept for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scalelab.data.formats.stored import NaiveHdf5, StoredSet
 from scalelab.data.stored_order import StoredOrder, choose_stored_order
 from scalelab.errors import UsageError
 from scalelab.worker.batches.drawn import Fetch, SampleBatches
-from scalelab.workloads.options import TransformerOptions
+from scalelab.workloads.catalogue import TransformerOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
 

@@ -89,7 +89,7 @@ def check_library(name: str) -> None:
 
 
 def convert_linears(model: nn.Module, device: torch.device) -> None:
-    """Let linear layers multiply in 8 bits, by torchao; those whose sides are no multiples of 16 stay as they are."""
+    """Let linear layers multiply in 8 bits, by torchao; layers whose sides are not multiples of 16 stay as they are."""
     driver = find_driver(device)
     if driver is None or not driver.has_float8(device):
         name = "a CPU" if driver is None else driver.name(device.index or 0)

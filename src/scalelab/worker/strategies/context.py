@@ -84,7 +84,7 @@ def apply_cp(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
     replicated = DistributedDataParallel(
         model.to(device),
         device_ids=[device] if device.type == "cuda" else None,
-        process_group=dist.new_group(),  # of its own: messages of the mesh are told from DDP's by it
+        process_group=dist.new_group(),  # its own, to separate DDP's messages from the mesh's
         bucket_cap_mb=trial.spreading.bucket_mb,
     )
     replicated.cut = cut  # type: ignore[assignment]

@@ -100,13 +100,17 @@ class SendAll(torch.autograd.Function):
 
 
 def replicate_rest(model: nn.Module, device: torch.device, trial: Trial) -> nn.Module:
-    """DDP around what is no expert, in its own group: its messages are told from those of the mesh by it."""
+    """DDP around everything but the experts.
+
+    On an accelerator it has its own group, so that gradients travel beside tokens; on a CPU a second group's threads
+    only take the core that computes.
+    """
     ignored = [f"{name}.{part}" for name, experts in find_experts(model).items() for part in ("up", "down")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        process_group=dist.new_group(),
+        process_group=None if device.type == "cpu" else dist.new_group(),
         bucket_cap_mb=trial.spreading.bucket_mb,
     )
 

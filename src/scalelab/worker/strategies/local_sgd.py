@@ -4,8 +4,9 @@ With `averaging_warmup` the first steps all-reduce gradients, as `ddp` does, bef
 SGD, Lin et al. 2020): DDP with torch's own hook for it. Parameters are averaged after the first step that was taken
 alone and then once per `averaging_period` steps, as torch's PeriodicModelAverager counts.
 
-Parameters are averaged in place, by one all-reduce of a copy of all of them. torch's averager would put every
-parameter into that copy instead, and a reference to the old storage would no longer be the parameter.
+Parameters of one data type lie in one piece of memory, which is averaged in place by one all-reduce. torch's averager
+would copy them into a new piece each time and leave them there: a reference to the old storage would no longer be the
+parameter.
 
 What an optimizer remembers (momentum, moments) stays a rank's own. With a period of 1 and plain SGD the replicas are
 those of `ddp`, up to rounding; with any other the losses are not those of one rank, by design.
@@ -50,7 +51,11 @@ class PeriodicAverage:
     """Averages parameters after every so many steps of their optimizer."""
 
     def __init__(self, parameters: list[nn.Parameter], period: int, warmup: int) -> None:
-        self._parameters, self._period, self._warmup = parameters, period, warmup
+        alike: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            alike.setdefault(parameter.dtype, []).append(parameter)
+        self._pieces = [join_storage(members) for members in alike.values()]
+        self._period, self._warmup = period, warmup
         self.num_steps = 0
 
     @property
@@ -58,16 +63,23 @@ class PeriodicAverage:
         """Whether the step that comes averages."""
         return self.num_steps >= self._warmup and (self.num_steps - self._warmup) % self._period == 0
 
-    @torch.no_grad()
     def __call__(self, *_: Any) -> None:
         is_due, self.num_steps = self.is_next, self.num_steps + 1
         if not is_due:
             return
-        copied = torch.cat([parameter.flatten() for parameter in self._parameters]).div_(dist.get_world_size())
-        dist.all_reduce(copied)
-        pieces = copied.split([parameter.numel() for parameter in self._parameters])
-        for parameter, piece in zip(self._parameters, pieces, strict=True):
-            parameter.copy_(piece.view_as(parameter))
+        for piece in self._pieces:
+            dist.all_reduce(piece.div_(dist.get_world_size()))
+
+
+@torch.no_grad()
+def join_storage(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """One piece of memory that the parameters then lie in, each with its strides."""
+    piece = torch.empty(sum(one.numel() for one in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    for parameter, part in zip(parameters, piece.split([one.numel() for one in parameters]), strict=True):
+        dense = torch.empty_like(parameter, device="meta")  # strides of a slice would leave gaps
+        moved = part.as_strided(dense.shape, dense.stride())
+        parameter.data = moved.copy_(parameter)
+    return piece
 
 
 def average_after_steps(make: Factory, model: nn.Module, trial: Trial) -> torch.optim.Optimizer:

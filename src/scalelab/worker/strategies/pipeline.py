@@ -101,7 +101,10 @@ class StagedModel(nn.Module):
         self._schedule = SCHEDULES[self._kind](given, n_microbatches=self.num_micro_batches, loss_fn=self._judge)
         self._tied = tied
         self._loss: Loss | None = None
+        self._batch: Any = None
         self._parts: list[Any] = []
+        self._numbers = torch.arange(self.num_micro_batches) if self.gives_loss else None
+        """By which the schedule asks for the loss of a micro-batch."""
         self._clock = BusyClock()
 
     @property
@@ -115,22 +118,26 @@ class StagedModel(nn.Module):
         return [end for end in ends if 0 <= end < self.runners[0].num_stages - 1 and ends.count(end) == 1]
 
     def run(self, loss: Loss, batch: Any) -> torch.Tensor:
-        """Forward and backward of all micro-batches; the loss of the batch where this rank has it, otherwise 0."""
-        self._loss, self._parts = loss, cut_batch(batch, self.num_micro_batches)
+        """Forward and backward of all micro-batches; the loss of the batch where this rank has it, otherwise 0.
+
+        Its own backward does nothing more: a pass through autograd would cost 20 µs.
+        """
+        self._loss, self._batch = loss, batch
+        self._parts = cut_batch(batch, self.num_micro_batches) if self.gives_loss else []
         inputs = capture_inputs(loss, batch) if self.runners[0].is_first else ()
-        target = torch.arange(self.num_micro_batches) if self.gives_loss else None
         losses: list[torch.Tensor] = []
         begin = perf_counter()
-        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        self._schedule.step(*inputs, target=self._numbers, losses=losses, return_outputs=False)
         self._clock.schedule_seconds += perf_counter() - begin
         self._add_tied()
         found = torch.stack(losses).mean().detach() if losses else torch.zeros(())
-        return found.requires_grad_()
+        found.requires_grad_().backward = do_nothing  # type: ignore[method-assign]
+        return found
 
     def capture_part(self) -> tuple[Any, ...]:
         """What the model is given of the first micro-batch of the step that runs."""
         assert self._loss is not None
-        return capture_inputs(self._loss, self._parts[0])
+        return capture_inputs(self._loss, cut_batch(self._batch, self.num_micro_batches)[0])
 
     @property
     def receive_buffers(self) -> list[torch.Tensor]:
@@ -189,6 +196,10 @@ class StagedModel(nn.Module):
         else:
             found[0].add_(found[1])
             found[1].copy_(found[0])
+
+
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Of a loss that has been differentiated."""
 
 
 def cut_batch(batch: Any, num_parts: int) -> list[Any]:

@@ -43,9 +43,9 @@ from scalelab.errors import UsageError
 from scalelab.records.strategy import STAGES_PER_RANK
 from scalelab.records.trial import Trial
 from scalelab.worker.models.gpt2 import Attention, Gpt2
-from scalelab.workloads.catalogue import BUILT_IN
+from scalelab.workloads.catalogue import BUILT_IN, TransformerOptions
 from scalelab.workloads.gpt2_options import Gpt2Options
-from scalelab.workloads.options import Divisible, TransformerOptions
+from scalelab.workloads.workload import Divisible
 
 Pair = tuple[str, str]
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
