@@ -34,7 +34,8 @@ from scalelab.launch.local import LocalLauncher
 from scalelab.records.store import RunStore
 from scalelab.report.document import Document
 from scalelab.report.findings import select
-from scalelab.runs.experiment import execute_run, ignore_event, start_run
+from scalelab.runs.experiment import execute_run, start_run
+from scalelab.runs.scheduler import ignore_event
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.throughput import Throughput

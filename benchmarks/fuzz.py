@@ -45,7 +45,7 @@ VALUES = (
     "{0}", "%s", "*", "$(id)", "'", '"', "\n", "\t", "é漢",
 )  # fmt: skip
 VERBS = ("list", "show", "report", "compare", "resume", "predict", "plan", "trace", "export", "prune", "rm", "run")
-LAUNCHERS = ("runs.launching", "cli.measuring", "cli.resume", "cli.reproduce", "cli.train")
+LAUNCHERS = ("launch.launcher", "cli.measuring", "cli.resume", "cli.reproduce", "cli.train")
 
 
 class Finding(NamedTuple):

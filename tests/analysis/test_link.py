@@ -155,3 +155,29 @@ def test_published_nccl_all_reduces_lie_on_a_line_and_have_our_bus_bandwidth(num
     assert line.residual_ratio < 0.1
     assert 2e-5 < line.latency_seconds.value < 1e-4
     assert 180e9 < line.bandwidth.value * factor < 235e9
+
+
+def test_three_sizes_are_evidence_for_a_line() -> None:
+    line = fit_line(make_times(SIZES[::6]))
+    assert line is not None
+    assert line.fitted_byte_seconds == pytest.approx(BETA, rel=1e-6)
+
+
+@pytest.mark.parametrize(("size", "is_known"), [(78_000, True), (82_000, False)])
+def test_a_coefficient_is_known_where_it_makes_half_of_the_time(size: int, is_known: bool) -> None:
+    """Latency and transfer of 80,000 bytes take as long as each other: below that latency does, above it transfer."""
+    large, small = (fit_line(make_times(sizes)) for sizes in ((size, 10**6, 10**7), (4, 10**3, size)))
+    assert large is not None
+    assert small is not None
+    assert (large.latency_seconds is not None, small.byte_seconds is not None) == (is_known, not is_known)
+    assert (large.half_bytes is not None, small.half_bytes is not None) == (is_known, not is_known)
+
+
+@pytest.mark.parametrize(("factor", "num_misfits"), [(1.2, 0), (1.3, 1), (0.8, 0), (0.7, 1)])
+def test_a_size_is_named_from_a_quarter_off_its_line_on(factor: float, num_misfits: int) -> None:
+    times = make_times()
+    times[SIZES[6]] = [[factor * seconds for seconds in launch] for launch in times[SIZES[6]]]
+    line = fit_line(times)
+    assert line is not None
+    assert len(line.misfits) == num_misfits
+    assert line.residual_ratio == pytest.approx(abs(factor - 1) / 13**0.5, rel=0.15)

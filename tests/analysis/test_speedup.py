@@ -91,7 +91,7 @@ def test_what_ablation_saves_is_exposed() -> None:
 def test_communication_is_covered_under_noise() -> None:
     rng = np.random.default_rng(0)
     covered = []
-    for _ in range(1500):
+    for _ in range(700):
         clean, comm_free = simulate_pair(rng, 1 / 0.9)
         exposed = communication_by_ablation(clean, comm_free)
         lost = communication_by_subtraction(comm_free, clean, 2)

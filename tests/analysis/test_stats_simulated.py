@@ -17,21 +17,21 @@ from tests.analysis.noise import find_true_median, simulate_drift, simulate_pair
 
 pytestmark = pytest.mark.slow
 
-NUM_REPLICATIONS = 1000
-"""The share of 95 % is then known to ±1.4 points, two standard errors; the bands are wider."""
+NUM_REPLICATIONS = 600
+"""The share of 95 % is then known to ±1.8 points, two standard errors; the bands are wider."""
 
 
-def measure_coverage(simulate: Callable[[], Estimate], truth: float, replications: int = NUM_REPLICATIONS) -> float:
+def measure_coverage(simulate: Callable[[], Estimate], truth: float) -> float:
     covered = 0
-    for _ in range(replications):
+    for _ in range(NUM_REPLICATIONS):
         estimate = simulate()
         assert estimate.low is not None
         assert estimate.high is not None
         covered += estimate.low <= truth <= estimate.high
-    return covered / replications
+    return covered / NUM_REPLICATIONS
 
 
-@pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (4, 30), (3, 30), (2, 30), (1, 30)])
+@pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (5, 30), (4, 30), (2, 30), (1, 30)])
 def test_the_median_of_independent_skewed_steps_is_covered(num_rounds: int, num_steps: int) -> None:
     rng = np.random.default_rng(num_rounds)
     share = measure_coverage(
@@ -40,7 +40,7 @@ def test_the_median_of_independent_skewed_steps_is_covered(num_rounds: int, num_
     assert 0.93 <= share <= (0.97 if num_rounds < 5 else 1.0)
 
 
-@pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (8, 20), (5, 30), (3, 30)])
+@pytest.mark.parametrize(("num_rounds", "num_steps"), [(12, 20), (5, 30), (3, 30)])
 @pytest.mark.parametrize(("within", "between"), [(0.065, 0.025), (0.04, 0.035)])
 def test_the_median_is_covered_where_launches_differ(
     num_rounds: int, num_steps: int, within: float, between: float
@@ -54,7 +54,7 @@ def test_the_median_is_covered_where_launches_differ(
     assert 0.93 <= share <= (0.97 if num_rounds < 5 else 1.0)
 
 
-@pytest.mark.parametrize(("num_rounds", "noise"), [(12, 1.0), (24, 1.0), (12, 2.0), (24, 2.0)])
+@pytest.mark.parametrize(("num_rounds", "noise"), [(12, 1.0), (24, 1.0), (24, 2.0)])
 def test_the_median_is_covered_while_the_machine_wanders(num_rounds: int, noise: float) -> None:
     """A wander of 3 % with a memory of 0.8 from round to round, and twice as much in twice the noise."""
     rng = np.random.default_rng(num_rounds)
@@ -65,7 +65,7 @@ def test_the_median_is_covered_while_the_machine_wanders(num_rounds: int, noise:
         drift = simulate_drift(rng, num_rounds, spread=spread, memory=0.8)
         return estimate_median(simulate_rounds(rng, 1.0, num_rounds, within=within, between=between, drift=drift))
 
-    assert 0.93 <= measure_coverage(simulate, truth, replications=1000) <= 0.985
+    assert 0.93 <= measure_coverage(simulate, truth) <= 0.985
 
 
 @pytest.mark.parametrize(("num_arms", "num_rounds", "most"), [(2, 24, 0.33), (5, 24, 0.14), (5, 12, 0.33)])
@@ -129,11 +129,11 @@ STEPS_LEFT = BUDGET.steps - 5
 """Of the steps of a launch, after the warm-up that this machine shows."""
 
 
-def count_verdicts(ratio: float, num_rounds: int, replications: int = 1000) -> dict[Verdict, float]:
+def count_verdicts(ratio: float, num_rounds: int) -> dict[Verdict, float]:
     rng = np.random.default_rng(7)
-    pairs = (simulate_pair(rng, ratio, num_rounds, STEPS_LEFT) for _ in range(replications))
+    pairs = (simulate_pair(rng, ratio, num_rounds, STEPS_LEFT) for _ in range(NUM_REPLICATIONS))
     verdicts = (judge(estimate_ratio(*pair)) for pair in pairs)
-    return {verdict: count / replications for verdict, count in Counter(verdicts).items()}
+    return {verdict: count / NUM_REPLICATIONS for verdict, count in Counter(verdicts).items()}
 
 
 def test_a_configuration_against_itself_is_no_difference() -> None:

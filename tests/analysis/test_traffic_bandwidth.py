@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.traffic import KINDS, bus_factor, find_algorithm_bandwidth, find_bus_bandwidth
+from scalelab.analysis.traffic import KINDS, bus_factor, find_algorithm_bandwidth
 from scalelab.errors import UnknownName
 
 
@@ -45,12 +45,10 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 def test_bandwidth_is_size_over_time_in_bytes_per_second() -> None:
     assert find_algorithm_bandwidth(2e9, 0.5) == 4e9
-    assert find_bus_bandwidth("all_reduce", 4, 2e9, 0.5) == 6e9
 
 
 def test_no_time_makes_no_bandwidth() -> None:
     assert find_algorithm_bandwidth(8, 0.0) is None
-    assert find_bus_bandwidth("all_reduce", 2, 8, 0.0) is None
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:

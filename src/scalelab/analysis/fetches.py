@@ -202,7 +202,7 @@ def _make_times(one: Pass, results: Sequence[TrialResult], last_round: int) -> P
     first_epochs: list[list[float]] = [[] for _ in range(last_round)]
     is_whole = True
     for result in results:
-        lines = [line for line in result.fetches if (line.order, line.access, line.cache) == _name(one)]
+        lines = [line for line in result.fetches if (line.order, line.access, line.cache) == one.key]
         if {line.rank for line in lines} != set(range(result.trial.num_ranks)):
             continue
         later = [line for line in lines if line.epoch > 0] or lines
@@ -213,10 +213,6 @@ def _make_times(one: Pass, results: Sequence[TrialResult], last_round: int) -> P
         first_epochs[place] = [_add_up(result, [line for line in lines if line.epoch == 0])]
         is_whole = is_whole and _count_epochs(lines) * _count_samples(result) <= sum(one.num_samples for one in lines)
     return PassTimes(fetch=fetch, copy=copy, epochs=epochs, first_epochs=first_epochs, is_whole=is_whole)
-
-
-def _name(one: Pass) -> tuple[str, str, str]:
-    return one.order, one.access, one.cache
 
 
 def _count_epochs(lines: Sequence[Fetch]) -> int:

@@ -11,7 +11,7 @@ a strategy adds and takes away at these marks, for a unit of U bytes on N ranks:
                 everything but the piece is released
     fsdp-grad-op   the same, but U stays from forward to backward
     fsdp-none   gradients are joined (U) and stay whole
-    local-sgd   as ddp; a copy of all parameters after the update, while they are averaged
+    local-sgd   as ddp; parameters are averaged where they lie
     fsdp2       as fsdp-full; what arrives (U) is copied out (U), and in forward the arrived is released only when the
                 next unit has been; what was sent is released when the next unit's gradients are there
 
@@ -208,9 +208,6 @@ class _Replay:
         """What a strategy releases at the end of a phase, and which phase comes next."""
         following = {"input": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "input"}
         self.phase = following.get(phase, self.phase)
-        if phase == "optimizer" and self.sharding.rules.averages_parameters:
-            self._make("averaged", 0, sum(self.sharding.unit_bytes))
-            self._release("averaged", 0)
         for purpose, unit in list(self.held):
             is_over = purpose == "piece" and phase == self.sharding.rules.releases_gradients_in
             is_sent = purpose in ("sent", "arrived") and phase in ("forward", "backward")

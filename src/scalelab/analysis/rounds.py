@@ -202,10 +202,16 @@ FEW_PAIRS = 5000
 def select_averages(data: Floats, ranks: Sequence[int]) -> list[float]:
     """The Walsh averages (the mean of every pair, each value paired with itself too) of the given ranks from 0."""
     if len(data) <= MOST_LISTED:
-        first, second = np.triu_indices(len(data))
+        first, second = _list_pairs(len(data))
         averages: Floats = np.sort((data[first] + data[second]) / 2)
         return [float(averages[rank]) for rank in ranks]
     return [_search_average(np.sort(data), rank) for rank in ranks]
+
+
+@lru_cache(maxsize=32)
+def _list_pairs(num_values: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The places of both values of every pair: the rows of a table have equally many rounds."""
+    return np.triu_indices(num_values)
 
 
 def _search_average(data: Floats, rank: int) -> float:

@@ -112,6 +112,19 @@ def communication_by_ablation(clean: Rounds, comm_free: Rounds) -> ExposedCommun
     )
 
 
+def estimate_centre(rounds: Rounds) -> Estimate:
+    """The centre of the launches' medians, on the log scale: what ratios of the same launches are consistent with.
+
+    Where launches differ widely, the median of all their steps may be far from it.
+    """
+    return estimate_ratio(rounds, [[1.0]] * len(rounds))
+
+
+def scale_exposed(clean: Rounds, comm_free: Rounds, step_seconds: float) -> Estimate:
+    """The exposed share of a step in seconds of it: never more than the step, however much launches differ."""
+    return communication_by_ablation(clean, comm_free).share.map(lambda share: share * step_seconds)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SizeTable:
     """The measured numbers by size."""

@@ -110,15 +110,16 @@ def estimate_location(values: Sequence[float] | Floats, tail: float = TAIL) -> E
     num_pairs = len(data) * (len(data) + 1) // 2
     if len(data) < 2:
         return Estimate(value=float(data[0]))
-    centre = float(np.mean(select_averages(data, [(num_pairs - 1) // 2, num_pairs // 2])))
+    middle = [(num_pairs - 1) // 2, num_pairs // 2]
     if len(data) < FEWEST_FOR_SIGNED_RANK or tail < 0.5 ** len(data):
+        centre = sum(select_averages(data, middle)) / 2
         arm = find_t_quantile(len(data) - 1, tail) * float(data.std(ddof=1)) / math.sqrt(len(data))
         return Estimate(value=centre, low=centre - arm, high=centre + arm)
     position = find_position(len(data), tail)
     rank, part = int(position), position - int(position)
-    last = num_pairs - 1
-    first, second, third, fourth = select_averages(data, [rank, rank + 1, last - rank - 1, last - rank])
-    return Estimate(value=centre, low=first + part * (second - first), high=fourth + part * (third - fourth))
+    limits = [rank, rank + 1, num_pairs - rank - 2, num_pairs - rank - 1]
+    *both, first, second, third, fourth = select_averages(data, middle + limits)
+    return Estimate(value=sum(both) / 2, low=first + part * (second - first), high=fourth + part * (third - fourth))
 
 
 def find_t_quantile(degrees_of_freedom: float, tail: float = TAIL) -> float:
@@ -264,7 +265,7 @@ def _spread_logs(medians: Floats, centre: float) -> Estimate:
 
 
 def _leave_logs(logs: Estimate) -> Estimate:
-    """The estimate of the number itself; limits further apart than `WIDEST_FACTOR` are no limits."""
+    """The estimate of the number itself; limits further apart than `WIDEST_FACTOR` count as unknown."""
     if logs.low is None or logs.high is None or logs.high - logs.low > math.log(WIDEST_FACTOR):
         return Estimate(value=math.exp(logs.value))
     return logs.map(math.exp)

@@ -281,12 +281,6 @@ def find_algorithm_bandwidth(payload_bytes: float, seconds: float) -> float | No
     return payload_bytes / seconds if seconds > 0 else None
 
 
-def find_bus_bandwidth(kind: str, num_ranks: int, payload_bytes: float, seconds: float) -> float | None:
-    """What each link carries per direction, in bytes per second; nothing if no time has passed."""
-    algorithm = find_algorithm_bandwidth(payload_bytes, seconds)
-    return None if algorithm is None else algorithm * bus_factor(kind, num_ranks)
-
-
 def sum_payload(lines: Sequence[MessageComparison]) -> int | None:
     return add_known([line.payload_bytes for line in lines])
 
