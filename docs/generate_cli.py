@@ -111,7 +111,7 @@ def shorten(command: tuple[str, ...], text: str) -> str:
     shared = next((number for number, line in enumerate(lines) if line == SHARED), None)
     if shared is None:
         return text
-    return "\n".join([*lines[:shared], f"and the options of scalelab run {first}, with those of its --workload"])
+    return "\n".join([*lines[:shared], f"plus the options of scalelab run {first} and of its --workload"])
 
 
 def read_help(command: tuple[str, ...]) -> str:

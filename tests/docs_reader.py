@@ -141,7 +141,7 @@ def sit_down(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "cli.reproduce",
         "cli.resume",
         "runs.experiment",
-        "runs.launching",
+        "launch.launcher",
     ):
         module = importlib.import_module(f"scalelab.{place}")
         if hasattr(module, "choose_launcher"):  # some import it when they need it

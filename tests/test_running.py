@@ -15,7 +15,8 @@ import pytest
 from scalelab.errors import RunBusy
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.running import RUNNING, Neighbour, Occupation, find_registry, identify_process, read_neighbours
-from scalelab.runs.experiment import TrialEnded, TrialStarted, execute_run, start_run
+from scalelab.runs.experiment import execute_run, start_run
+from scalelab.runs.scheduler import TrialEnded, TrialStarted
 from tests.studies.answers import find_caution, make_strong
 
 HOLD = """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scalelab.studies.collectives.study import Collectives
     from scalelab.studies.comm_volume.study import CommVolume
     from scalelab.studies.compile import Compile
-    from scalelab.studies.delay.study import Delay
+    from scalelab.studies.delay import Delay
     from scalelab.studies.dimensions import Dimensions
     from scalelab.studies.dtypes import Dtypes
     from scalelab.studies.io_formats.study import IoFormats
@@ -124,7 +124,7 @@ _HOMES = {
     "CommVolume": "scalelab.studies.comm_volume.study",
     "Compile": "scalelab.studies.compile",
     "DataTable": "scalelab.report.results",
-    "Delay": "scalelab.studies.delay.study",
+    "Delay": "scalelab.studies.delay",
     "Dimensions": "scalelab.studies.dimensions",
     "Document": "scalelab.report.document",
     "Dtypes": "scalelab.studies.dtypes",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from scalelab.launch.launcher import Launcher
     from scalelab.records.store import RunStore
-    from scalelab.runs.experiment import Listener
+    from scalelab.runs.scheduler import Listener
     from scalelab.studies.shared.study import Study
     from scalelab.workloads.workload import Workload
 
@@ -63,8 +63,8 @@ def run(
     returns, or an `nn.Module` with `batches=` and `loss=`.
     """
     from scalelab.cli.measuring import refuse_ranks
+    from scalelab.launch.launcher import choose_launcher
     from scalelab.runs.experiment import plan_trials, start_run
-    from scalelab.runs.launching import choose_launcher
 
     refuse_ranks()
     if isinstance(launcher, str):
@@ -82,7 +82,7 @@ def run(
 def resume(run: Source = "last", *, trust: bool = False, runs_dir: str | Path = RUNS_DIR, progress: bool = True) -> Run:
     """Run the trials of an interrupted run that have no result yet; `trust` one that was not made here."""
     from scalelab.cli.resume import check_origin
-    from scalelab.runs.launching import choose_launcher
+    from scalelab.launch.launcher import choose_launcher
     from scalelab.studies.catalogue import read_study
 
     store = find_store(run, runs_dir)
@@ -94,7 +94,8 @@ def resume(run: Source = "last", *, trust: bool = False, runs_dir: str | Path = 
 def execute(store: RunStore, study: Study, launcher: Launcher, *, progress: bool) -> Run:
     """Measure what has no result, with a line per trial on stderr."""
     from scalelab.cli.measuring import make_reporter
-    from scalelab.runs.experiment import execute_run, ignore_event
+    from scalelab.runs.experiment import execute_run
+    from scalelab.runs.scheduler import ignore_event
 
     reporter: typing.ContextManager[Listener] = make_reporter(store, study) if progress else nullcontext(ignore_event)
     with reporter as listener:

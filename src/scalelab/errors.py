@@ -7,6 +7,7 @@ A message says what happened, which value, and what to do next, in one line; the
     ├── UsageError                exit 2   a flag or a field has an invalid value
     │   ├── NotSupported                   the backend lacks an operation
     │   ├── TooFewSamples                  the data has fewer samples than a step needs
+    │   ├── OtherBatch                     a script's batch is not the planned one
     │   ├── RankUnknown                    rank and world size are missing or contradictory
     │   └── UnknownName                    a study, workload, strategy or run that does not exist
     ├── StoreError                         the directory of a run
@@ -65,6 +66,10 @@ class TooFewSamples(UsageError):
     def __init__(self, message: str, largest: int) -> None:
         super().__init__(message)
         self.largest = largest
+
+
+class OtherBatch(UsageError):
+    """A script takes another number of samples per step than the study planned."""
 
 
 class RankUnknown(UsageError):

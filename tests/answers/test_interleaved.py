@@ -224,7 +224,7 @@ def test_the_documented_job_catches_a_slowdown_of_five_percent_and_stays_green_w
     git(repository, "commit", "--quiet", "-m", "three")
     monkeypatch.chdir(repository)
     fake = FakeLauncher(wander(factor), noise=0.03)
-    monkeypatch.setattr("scalelab.runs.launching.choose_launcher", lambda *_: fake)
+    monkeypatch.setattr("scalelab.launch.launcher.choose_launcher", lambda *_: fake)
     monkeypatch.setattr("scalelab.answers.interleaved.choose_launcher", lambda *_: fake)
     assert run_verb([run[0], *run[1].split()]) == 0
     words = compare[1].replace("$BASE", "HEAD").split()

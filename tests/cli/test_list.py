@@ -13,7 +13,8 @@ from scalelab.errors import UsageError
 from scalelab.launch.fake import FakeLauncher
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.trial import Status
-from scalelab.runs.experiment import execute_run, ignore_event, start_run
+from scalelab.runs.experiment import execute_run, start_run
+from scalelab.runs.scheduler import ignore_event
 from scalelab.studies.max_batch.study import MaxBatch
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling

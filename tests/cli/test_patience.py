@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from scalelab.cli import app, measuring
-from scalelab.runs.experiment import TrialEnded, TrialStarted
+from scalelab.runs.scheduler import TrialEnded, TrialStarted
 from tests.records import make_record, make_result
 
 

@@ -79,7 +79,7 @@ def run_disturbed(
 ) -> Seen:
     """A run in which something happens, then its resume without the disturbance."""
     runs = runs or place / "runs"
-    with mock.patch("scalelab.runs.launching.choose_launcher", return_value=Disturbed(disturb)):
+    with mock.patch("scalelab.launch.launcher.choose_launcher", return_value=Disturbed(disturb)):
         try:
             done = answer(*STUDY, "--runs-dir", runs, cwd=place)
         finally:

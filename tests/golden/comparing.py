@@ -23,7 +23,7 @@ RELATIVE = 1e-9
 ABSOLUTE = 1e-15
 """The same for numbers that should be 0."""
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"more than the law": "more", "less than the law": "less"}
 """Words that have another name since: the old one, and the new one."""
 DOMAINS = {"share": (0.0, 1.0)} | dict.fromkeys(("seconds", "bytes", "rate", "ratio", "count"), (0.0, math.inf))
 """What numbers can be, by quantity."""
@@ -85,6 +85,27 @@ def count_charts(document: Json) -> int:
 def list_sentences(document: Json) -> list[str]:
     """What was found, in words: schema 1 had nothing else."""
     return [finding["text"] for finding in document["findings"]] if "findings" in document else document["summary"]
+
+
+def take_tables(document: Json, titles: Collection[str]) -> tuple[Json, list[Grid]]:
+    """The document without the tables of these titles, and those tables."""
+    taken = [table for table in list_tables(document) if table.title in titles]
+    kept = copy.deepcopy(document)
+    for section in kept["sections"]:
+        section["tables"] = [one for one in section["tables"] if (one["title"] or section["heading"]) not in titles]
+    return kept, taken
+
+
+def list_scattered(old: Sequence[Grid], new: Json) -> list[str]:
+    """The numbers of a column `ours` of some tables that no table of the new document has."""
+    cells = [cell for table in list_tables(new) for row in table.rows for cell in row]
+    return [
+        f"{table}: {cell['value']} is in no table"
+        for table in old
+        for row in table.rows
+        for key, cell in zip(table.keys, row, strict=True)
+        if key == "ours" and is_number(cell["value"]) and not any(is_equal(cell, one) for one in cells)
+    ]
 
 
 def compare_documents(
@@ -150,7 +171,7 @@ def is_equal(old: Json, new: Json) -> bool:
     """Whether a cell holds the same number with the same interval, the same truth, or nothing still."""
     before, after = old["value"], new["value"]
     if isinstance(before, str):
-        return before not in FIXED_WORDS or after == RENAMED.get(before, before)
+        return before not in FIXED_WORDS or after in (before, RENAMED.get(before, before))
     return all(is_close(old[part], new[part]) for part in ("value", "low", "high"))
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from scalelab import FakeLauncher, Job, Sampling, StrongScaling, run_study
 from scalelab.errors import UsageError
+from scalelab.records.files import pack_runs
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Status
-from scalelab.report.renderers.html_files import pack_runs
 from scalelab.serve.server import MOST_CLIENTS, PageServer
 
 HOSTILE = "<script>alert('x')</script>"

@@ -80,3 +80,9 @@ def test_points_at_one_time_have_no_slope() -> None:
 def test_the_spread_of_normal_noise_is_its_standard_deviation() -> None:
     rng = np.random.default_rng(2)
     assert measure_spread(rng.normal(5, 3, 10_000)) == pytest.approx(3, rel=0.05)
+
+
+def test_a_single_collective_does_not_move_the_clock_that_ranks_of_a_host_share() -> None:
+    ends = make_ends(1)
+    assert set_clock(1, 0, ends + 9_000_000, ends, is_same_host=True).offset_ns == 0
+    assert set_clock(1, 0, ends + 9_000_000, ends, is_same_host=False).offset_ns == 9_000_000

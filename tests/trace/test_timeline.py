@@ -18,6 +18,7 @@ from scalelab.trace import timeline
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.timeline import EventCounter, PackedTimeline, RankEvents, pack_job, split_by_depth
+from scalelab.trace.windows import RECORD
 from tests.answers.traces import build_rank
 from tests.report.browser import Seen, start_browser
 from tests.trace.real import TRACES, load, needs_traces
@@ -75,6 +76,17 @@ def test_it_holds_every_event_on_one_clock(tmp_path: Path) -> None:
     collectives = packed.columns
     assert collectives["collective_match"].tolist() == [0, 1, 0, 1]
     assert collectives["collective_waiting"].tolist() == [LATE_US * 1000] * 2 + [0] * 2
+
+
+def test_events_inside_more_than_254_others_are_left_out_and_counted() -> None:
+    """The depth of a row is one byte of the page."""
+    records = np.zeros(257, RECORD)
+    records["start"] = np.arange(257)
+    records["end"] = 600 - records["start"]
+    rows = timeline._Rows()
+    rows.add(records, records["start"], 0, np.zeros(1, dtype=np.int64))
+    assert rows.rows == [(0, depth, 1) for depth in range(255)]
+    assert rows.num_too_deep == 2
 
 
 @needs_traces

@@ -32,7 +32,7 @@ from scalelab import __version__
 from scalelab.analysis.stats import TAIL, Verdict
 from scalelab.answers.comparison import RunSide, compare_runs
 from scalelab.errors import LaunchFailed, UsageError
-from scalelab.launch.launcher import Launcher
+from scalelab.launch.launcher import Launcher, choose_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.records.environment import installed_version
 from scalelab.records.store import RunStore
@@ -40,7 +40,6 @@ from scalelab.records.tasks import SCRIPT_MARK, Script
 from scalelab.records.trial import Trial, TrialResult, from_builtins, to_builtins
 from scalelab.report.document import Document
 from scalelab.report.findings import select
-from scalelab.runs.launching import choose_launcher
 from scalelab.studies.catalogue import load_kind, load_own, read_study
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job

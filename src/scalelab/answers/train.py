@@ -41,6 +41,7 @@ from scalelab.studies.shared.arms import Arm, describe_status, group_arms
 from scalelab.studies.shared.cautions import FAILED, find_cautions
 from scalelab.studies.shared.job import Job, check_devices, describe_trial_fields
 from scalelab.studies.shared.losses import plot_learning
+from scalelab.studies.shared.step_charts import thin
 from scalelab.studies.shared.study import Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import THROUGHPUT
@@ -174,7 +175,7 @@ def make_curve_table(curve: Sequence[CurvePoint]) -> Table:
 def make_epoch_table(epochs: Sequence[CurvePoint]) -> Table:
     """Time, mean loss and accuracy of the training steps of every epoch."""
     return make_table(
-        spread_evenly(epochs, MOST_ROWS),
+        thin(epochs, MOST_ROWS),
         count_column("epoch", "epoch", lambda point: round(point.epoch)),
         seconds_column("epoch_seconds", "time", lambda point: point.seconds),
         seconds_column("compute_seconds", "without loading", lambda point: point.compute_seconds),
@@ -191,15 +192,8 @@ def show_learning_rate(point: CurvePoint) -> str | None:
 def choose_lines(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
     lines = [point for point in curve if not point.is_evaluation]
     tests = [point for point in curve if point.is_evaluation]
-    kept = {id(point) for part in (lines, tests) for point in spread_evenly(part, MOST_ROWS)}
+    kept = {id(point) for part in (lines, tests) for point in thin(part, MOST_ROWS)}
     return [point for point in curve if id(point) in kept]
-
-
-def spread_evenly(points: Sequence[CurvePoint], count: int) -> list[CurvePoint]:
-    """At most `count` of them, the first and the last included."""
-    if len(points) <= count:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
 def make_speed_table(arm: Arm) -> Table:

@@ -177,7 +177,7 @@ def describe_failed_call(error: OSError) -> str:
 
 
 def leave_quietly() -> None:
-    """Nobody reads standard output any more (`| head`), or it cannot be written: drop the rest of the output."""
+    """Standard output is closed (`| head`) or cannot be written: drop the rest of the output."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -264,4 +264,6 @@ def say_if_slow(words: str) -> Iterator[None]:
 
 
 def say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)  # noqa: T201
+    """Print a line of progress, in one write: threads and signals come between two."""
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()

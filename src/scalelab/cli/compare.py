@@ -86,10 +86,10 @@ class Again:
     interleave: bool = False
     """Measure A and B again in one new run, alternating launch by launch, so that changes of the machine cancel out."""
     at: Annotated[tuple[str, ...], tyro.conf.arg(metavar="REV"), tyro.conf.UseAppendAction] = ()
-    """Git revision of A's workload or script, given twice also of B's; implies --interleave. Without B, the run A is
+    """Git revision of A's workload or script; give it twice to set B's too. Implies --interleave. Without B, run A is
     measured at REV and in the working tree, or at both revisions."""
     python: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """Another Python for B, with another torch; implies --interleave. Without B, the run A is measured by both."""
+    """Another Python for B, with another torch; implies --interleave. Without B, run A is measured with both."""
     rounds: MaybeInt = None
     """Launches of every configuration of either side; up to twice as many while a row is unresolved. None: as in the
     runs."""
@@ -125,7 +125,7 @@ class Compare:
     """Run to compare with the baseline. None: A itself, with the run before it of the same study and workload."""
     again: Again = field(default_factory=Again)
     fail_if_slower: Annotated[str | None, tyro.conf.arg(metavar="PERCENT")] = None
-    """For CI, such as 5%: exit with 3 if B is slower than A and may be so by this much, with 4 if unresolved."""
+    """For CI, such as 5%: exit with 3 if B is slower than A, possibly by this much; with 4 if unresolved."""
     junit: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """JUnit XML file of --fail-if-slower, a test case per row."""
     runs_dir: RunsDir = RUNS_DIR

@@ -68,7 +68,7 @@ WITHOUT = {
     "batch_norm": "Skip the rows about buffers and batch norm.",
     "broadcast_buffers": "ddp: keep each rank's own buffers, such as batch-norm statistics, instead of rank 0's.",
     "cold": "Skip the passes that read from disk.",
-    "control": "Skip the control, which measures the reference twice to show what noise alone does.",
+    "control": "Skip the control, a second measurement of the reference that shows the noise.",
     "exchange": "Skip the all-reduce benchmark of every link.",
     "measure": "Skip the timing of shuffled reads before and after.",
     "overlap_gradients": "Reduce gradients after backward instead of beside it.",

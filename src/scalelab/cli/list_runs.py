@@ -39,7 +39,7 @@ class Remove:
     """Delete runs, with all their samples."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Their names, or paths."""
+    """Names or paths of runs."""
     runs_dir: RunsDir = RUNS_DIR
 
 

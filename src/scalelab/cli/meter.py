@@ -29,7 +29,7 @@ class MeterCommand:
     """Record one launch of an unedited training script: scalelab meter -- torchrun --nproc-per-node 8 train.py"""
 
     name: str = ""
-    """Name of the run; by default that of the script."""
+    """Name of the run. Default: the script's."""
     profile_steps: int = 0
     """Steps to profile after warm-up; scalelab trace last reads them."""
     runs_dir: RunsDir = RUNS_DIR

@@ -96,8 +96,8 @@ def check_installed(flag: str) -> None:
 
 def make_page(document: Document, runs: Sequence[Path]) -> str:
     """The document as an HTML page with the raw files of its runs; its renderer is imported on first use."""
+    from scalelab.records.files import pack_runs
     from scalelab.report.renderers.html import render_html
-    from scalelab.report.renderers.html_files import pack_runs
 
     return render_html(document, archive=pack_runs(runs) if runs else None)
 

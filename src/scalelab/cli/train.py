@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.answers.train import TrainStudy, reopen_training
-from scalelab.cli.batch.submission import prepare, show_jobs
-from scalelab.cli.batch.submit import start_and_submit
+from scalelab.cli.batch import prepare, show_jobs, start_and_submit
 from scalelab.cli.measuring import measure_and_report, print_plan
 from scalelab.cli.study_flags import add_project, parse_kind
 from scalelab.errors import UsageError
 from scalelab.launch.joined import JoinedLauncher, find_member, run_member
+from scalelab.launch.launcher import choose_launcher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.strategies import DEFAULT, STRATEGIES
 from scalelab.runs.experiment import start_run
-from scalelab.runs.launching import choose_launcher
 
 
 def main(args: Sequence[str]) -> int:

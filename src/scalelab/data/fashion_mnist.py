@@ -32,7 +32,6 @@ PUBLISHED = {
     "t10k-labels-idx1-ubyte.gz": Published(5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 }
 PREFIXES = {"train": "train", "test": "t10k"}
-NUM_CLASSES = 10
 NUM_TRAIN = 60_000
 SMALL_SIDE = 28
 BORDER = (SIDE - SMALL_SIDE) // 2

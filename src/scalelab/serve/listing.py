@@ -183,7 +183,7 @@ def describe_jobs(store: RunStore) -> tuple[Phase, str] | None:
     if not (store.path / JOBS_FILE).is_file():
         return None
     from scalelab.launch.batch.system import find_living, read_record
-    from scalelab.launch.ranks.allocation import name_job
+    from scalelab.records.launchers import name_job
 
     try:
         record = read_record(store.path)

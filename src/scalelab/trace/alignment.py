@@ -6,7 +6,7 @@ A collective that gives every rank a result ends on all of them at nearly the sa
 the last piece arrives. So the median difference of two ranks' ends is the offset of their clocks. Clocks of different
 hosts also drift: if a line through the differences (slope by Theil 1950 and Sen 1968) leaves less than half the spread
 of a constant, the line is used. The remaining spread is the clock error. Ranks of one host share a clock: there, an
-offset within the error counts as zero.
+offset within the error, or from a single collective, counts as zero.
 
 Lists that differ by missing entries are aligned with the shortest edit script (Myers, "An O(ND) Difference Algorithm
 and Its Variations", Algorithmica 1, 1986): fast if little differs, and given up beyond `MOST_DIFFERENCES`.
@@ -57,7 +57,7 @@ class Clock:
     uncertainty_ns: int = 0
     """Twice the robust standard deviation of the ends' differences after the correction; of a few, the largest."""
     num_collectives: int = 0
-    """What it was set by."""
+    """What it was set by; 0: by the host, whose clock ranks share."""
     is_loose: bool = False
     """Whether it was set by collectives that ranks need not leave together, for want of others."""
 
@@ -85,7 +85,8 @@ def set_clock(rank: int, reference: int, ends: Times, reference_ends: Times, *, 
             rest = bent - np.median(bent)
     is_few = len(ends) < FEWEST_FOR_LINE
     uncertainty = round(float(np.abs(rest).max()) if is_few else 2 * measure_spread(rest))
-    if is_same_host and abs(offset) <= uncertainty:
+    is_shared = is_same_host and len(ends) == 1  # one end shows no error
+    if is_shared or (is_same_host and abs(offset) <= uncertainty):
         offset, drift = 0, 0.0
     return Clock(
         rank=rank,
@@ -94,7 +95,7 @@ def set_clock(rank: int, reference: int, ends: Times, reference_ends: Times, *, 
         drift=drift,
         origin_ns=origin,
         uncertainty_ns=uncertainty,
-        num_collectives=len(ends),
+        num_collectives=0 if is_shared else len(ends),
     )
 
 

@@ -23,7 +23,6 @@ from rich.markup import escape
 
 from scalelab.checks import clean_lines, find_unguarded
 from scalelab.errors import RankUnknown
-from scalelab.launch.ranks.allocation import find_allocation
 from scalelab.launch.ranks.discovery import Membership, find_membership
 from scalelab.launch.ranks.mpi import compare_memberships, find_by_mpi
 from scalelab.launch.ranks.namespaces import remove_stale
@@ -42,6 +41,7 @@ from scalelab.records.environment import (
     read_memory_limit,
     usable_cores,
 )
+from scalelab.records.launchers import find_allocation
 from scalelab.records.running import remove_leftovers
 from scalelab.records.trial import to_builtins
 from scalelab.units import format_bytes, format_count, format_quantity
