@@ -18,8 +18,9 @@ from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Optimization, Spreading, StepShape
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Status, StepPlan, Trial
+from scalelab.worker.memory.allocator import end_scratch, read_event_tree, read_snapshot
 from scalelab.worker.memory.forecast import forecast_memory
-from scalelab.worker.memory.recording import COLUMNS, end_scratch, read_event_tree, read_snapshot
+from scalelab.worker.memory.recording import COLUMNS
 from tests.worker.trials import launch, make_trial, write_workload
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
@@ -218,6 +219,13 @@ def test_what_a_collective_took_and_nobody_saw_released_ends_with_its_call() -> 
 def test_a_release_that_was_seen_stands() -> None:
     taken, released = MemoryEvent(1.0, 8, 5, True), MemoryEvent(4.0, -8, 5, True)
     assert end_scratch([taken, released], {taken: 3.0}) == [taken, released]
+
+
+def test_what_was_sent_and_nobody_saw_released_ends_with_the_next_wait_unless_it_has_an_owner() -> None:
+    wait = make_node("_c10d_functional::wait_tensor", 3, 5)
+    sent, gradient, after = make_call(8, 1, 1), make_call(16, 2, 2), make_call(32, 3, 6)
+    events, _ = read_event_tree([sent, gradient, wait, after], owned={2})
+    assert [(round(event.seconds * 1e9), event.num_bytes) for event in events] == [(1, 8), (2, 16), (5, -8), (6, 32)]
 
 
 def test_the_history_of_a_gpu_becomes_the_same_events() -> None:

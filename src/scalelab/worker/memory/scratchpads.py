@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
-from scalelab.worker.memory.recording import read_event_tree
+from scalelab.worker.memory.allocator import read_event_tree
 
 PRODUCTS = {
     torch.ops.aten.mm.default,

@@ -31,7 +31,8 @@ from scalelab.worker.instruments.instruments import (
     make_gradient_times,
 )
 from scalelab.worker.instruments.messages import CallRecorder, count_messages, describe_basis
-from scalelab.worker.memory.recording import account_memory, map_storages, name_kept, open_recording
+from scalelab.worker.memory.allocator import open_recording
+from scalelab.worker.memory.recording import account_memory, map_storages, name_kept
 from scalelab.worker.script.instrumented import OTHER, PhaseHooks, find_replicated, is_all_replicated, name_strategy
 from scalelab.worker.script.passes import ModuleHook, leave_outermost
 from scalelab.worker.script.watch import TrainingWatch
