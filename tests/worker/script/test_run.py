@@ -161,14 +161,15 @@ def test_a_script_without_an_optimizer_says_what_was_seen(
     assert reason in result.reason
 
 
-def test_a_script_that_forks_its_ranks_is_told_that_they_are_not_watched(
-    tmp_path: Path, launcher: LocalLauncher
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_script_that_starts_its_ranks_is_told_that_they_are_not_watched(
+    method: str, tmp_path: Path, launcher: LocalLauncher
 ) -> None:
-    lines = "import multiprocessing, time\nmultiprocessing.get_context('fork').Process(target=time.time).start()\n"
-    (tmp_path / "train.py").write_text(lines)
+    start = f"multiprocessing.get_context({method!r}).Process(target=time.time).start()"
+    (tmp_path / "train.py").write_text(f"import multiprocessing, time\nif __name__ == '__main__':\n    {start}\n")
     result = launch(launcher, make_script_trial(tmp_path / "train.py", num_ranks=1), tmp_path / "trial")
     assert result.status is Status.INVALID
-    assert "0 optimizer calls, 1 fork): processes that it starts are not watched" in result.reason
+    assert "0 optimizer calls, 1 child process): processes that it starts are not watched" in result.reason
 
 
 def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path, launcher: LocalLauncher) -> None:

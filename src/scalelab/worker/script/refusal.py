@@ -114,11 +114,11 @@ def describe_early_end(session: ScriptSession, log: Path, script: Script) -> str
         words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
         return f"{words}: let it train longer, or lower --steps{more}"
     advice = advise_step_end(session.watch, script)
-    if not (session.watch.has_seen or session.num_forks):
+    if not (session.watch.has_seen or session.num_children):
         return f"the script ended without training anything{quote_last_line(log)}"
     if session.watch.is_loading and not session.watch.has_batch:
         advice = "its data loader gave no batch: check that the data set is larger than a batch"
-    elif session.num_forks and not session.watch.is_loading:  # loader workers are forks too
+    elif session.num_children and not session.watch.is_loading:  # loader workers are children too
         advice = OWN_PROCESSES
     return f"the script ended without a step ({describe_seen(session)}): {advice}"
 
@@ -173,6 +173,6 @@ def describe_seen(session: ScriptSession) -> str:
         "backward pass": watch.num_backward,
         "optimizer call": watch.quick.num_calls,
     }
-    if session.num_forks:
-        counts["fork"] = session.num_forks
+    if session.num_children:
+        counts["child process"] = session.num_children
     return f"seen: {', '.join(format_count(number, what) for what, number in counts.items())}"

@@ -11,7 +11,7 @@ import functools
 import gc
 import itertools
 import logging
-import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -64,7 +64,12 @@ def run_script(script: Script, session: ScriptSession, log: Path) -> None:
     try:
         with session:
             sys.path.insert(0, str(Path.cwd() if script.is_module else Path(script.target).resolve().parent))
-            with ignoring_what_follows(session), ending_forks(), replaced(os, "_exit", wrap_exit):
+            with (
+                ignoring_what_follows(session),
+                ending_forks(),
+                counting_children(session),
+                replaced(os, "_exit", wrap_exit),
+            ):
                 execute_watched(script, session.watch)
     except ScriptEnded:
         return
@@ -119,6 +124,23 @@ def ending_forks() -> Iterator[None]:
     if os.getpid() != rank:
         flush_streams()
         os._exit(code)
+
+
+@contextlib.contextmanager
+def counting_children(session: ScriptSession) -> Iterator[None]:
+    """Count the processes that the script starts, by whichever start method: `spawn` does not fork this one."""
+
+    def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(original)
+        def start(process: Any) -> None:
+            before = session.num_children
+            original(process)
+            session.num_children = before + 1
+
+        return start
+
+    with replaced(multiprocessing.process.BaseProcess, "start", wrap):
+        yield
 
 
 def wrap_exit(original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
@@ -232,7 +254,7 @@ def measure_script(
             observers={name: plan_observer(name, trial, directory, rank, store) for name in trial.instruments},
         )
         session.report = report
-        os.register_at_fork(after_in_child=session.abandon, after_in_parent=session.count_fork)
+        os.register_at_fork(after_in_child=session.abandon, after_in_parent=session.count_child)
         try:
             with (
                 taking_part_in_spawn(assignment.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])),

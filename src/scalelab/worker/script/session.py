@@ -93,8 +93,8 @@ class ScriptSession:
         """Steps seen so far, of every kind."""
         self.has_group = False
         """Whether there was a process group in the first step; a script may end it at its own end."""
-        self.num_forks = 0
-        """Processes that the script forked, data loader workers among them."""
+        self.num_children = 0
+        """Processes that the script started, data loader workers among them."""
         self.num_apart = Counter[str]()
         """Steps with an evaluation or a checkpoint, or skipped."""
         self.num_passes: int | None = None
@@ -146,8 +146,8 @@ class ScriptSession:
         self._stack.close()
         self.watch.__exit__()
 
-    def count_fork(self) -> None:
-        self.num_forks += 1
+    def count_child(self) -> None:
+        self.num_children += 1
 
     def abandon(self) -> None:
         """In a process that the script forked: what it does is not the rank's, and writes nothing of it."""
