@@ -91,6 +91,27 @@ def test_weak_scaling_needs_no_placeholder(tmp_path: Path) -> None:
             "-- torchrun …: leave out torchrun; scalelab starts the ranks itself: -- train.py …",
         ),
         (
+            ["strong-scaling", "--", "accelerate", "launch", "train.py"],
+            "-- accelerate …: leave out accelerate; scalelab starts the ranks itself: -- train.py …",
+        ),
+        (
+            ["strong-scaling", "--", "-m", "torch.distributed.run", "train.py"],
+            "-- -m torch.distributed.run …: leave out -m torch.distributed.run; scalelab starts the ranks itself: --"
+            " train.py …",
+        ),
+        (
+            ["strong-scaling", "--", "train.sh"],
+            "train.sh is a shell script: name the Python file that it starts, with its arguments",
+        ),
+        (
+            ["strong-scaling", "--", "--global-batch-size", "64", "train.py"],
+            "-- --global-batch-size …: flags of scalelab come before --, and the script after it: -- train.py …",
+        ),
+        (
+            ["strong-scaling", "--", "train.py", "{Batch-Per-Rank}"],
+            "{Batch-Per-Rank} is not a placeholder: write {batch_per_rank}",
+        ),
+        (
             ["strong-scaling", "--", "train.py", "{batch}"],
             "unknown placeholder '{batch}'. Did you mean '{global_batch}'? Known: {batch_per_rank}, {global_batch},"
             " {local_rank}, {ranks}, {seed}, {steps}.",

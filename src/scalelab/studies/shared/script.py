@@ -25,7 +25,15 @@ PLACEHOLDERS = {
 IN_BRACES = re.compile(r"\{\{[a-z_]+\}\}|\{([a-z_]+)(?:([*/])([1-9][0-9]*))?\}")
 """A placeholder, perhaps times or divided by a number: a script may count tokens, or environments of a rollout. Two
 pairs of braces are the script's own."""
+ALIKE = re.compile(r"(?<!\{)\{([A-Za-z_-]+)\}(?!\})")
+"""What may be a placeholder with other letters."""
 BATCH_PLACEHOLDERS = ("batch_per_rank", "global_batch")
+LAUNCHERS = (
+    *("python", "python3", "torchrun", "accelerate", "deepspeed", "horovodrun"),
+    *("mpirun", "mpiexec", "srun", "sbatch", "bash", "sh"),
+)
+LAUNCHER_MODULES = ("-m torch.distributed.run", "-m torch.distributed.launch", "-m accelerate.commands")
+SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 STEP_ENDS = ("optimizer", "dataloader")
 SPARE_STEPS = 50
 """Steps beyond the plan that {steps} asks for: a few are dropped when blocks change, and instruments take some."""
@@ -107,6 +115,7 @@ def read_script(words: Sequence[str], directory: Path) -> ScriptSource:
     """The script from the words after `--`: `FILE …` or `-m MODULE …`, as Python takes them."""
     if not words:
         raise UsageError("-- needs a script: scalelab run STUDY … -- train.py --batch-size {batch_per_rank}")
+    check_order(words)
     is_module = words[0] == "-m"
     if is_module and len(words) == 1:
         raise UsageError("-- -m needs a module: -- -m mypackage.train")
@@ -116,14 +125,27 @@ def read_script(words: Sequence[str], directory: Path) -> ScriptSource:
     for name in find_placeholders(arguments):
         if name not in PLACEHOLDERS:
             raise UnknownName("placeholder", f"{{{name}}}", [f"{{{known}}}" for known in PLACEHOLDERS])
+    for found in (one for word in arguments for one in ALIKE.finditer(word)):
+        meant = found[1].lower().replace("-", "_")
+        if meant in PLACEHOLDERS and meant != found[1]:
+            raise UsageError(f"{found[0]} is not a placeholder: write {{{meant}}}")
     return ScriptSource(target=target, arguments=tuple(arguments), is_module=is_module, directory=str(directory))
+
+
+def check_order(words: Sequence[str]) -> None:
+    """Reject a launcher in front of the script, and flags of scalelab."""
+    first = " ".join(words[:2]) if words[0] == "-m" else words[0]
+    if Path(first).name in LAUNCHERS or first.startswith(LAUNCHER_MODULES):
+        raise UsageError(f"-- {first} …: leave out {first}; scalelab starts the ranks itself: -- train.py …")
+    if first.startswith("-") and words[0] != "-m":
+        raise UsageError(f"-- {first} …: flags of scalelab come before --, and the script after it: -- train.py …")
 
 
 def check_file(name: str, directory: Path) -> Path:
     """The absolute path of a script; raises an error for what Python could not run."""
     path = (directory / name).resolve()
-    if name in ("python", "python3", "torchrun") or path.name in ("python", "python3", "torchrun"):
-        raise UsageError(f"-- {name} …: leave out {name}; scalelab starts the ranks itself: -- train.py …")
+    if path.suffix in SHELL_SUFFIXES:
+        raise UsageError(f"{name} is a shell script: name the Python file that it starts, with its arguments")
     if path.suffix == ".ipynb":
         raise UsageError(f"{name} is a notebook: export it first (jupyter nbconvert --to script {name})")
     if not path.is_file():
