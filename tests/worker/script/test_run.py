@@ -182,8 +182,15 @@ def test_another_batch_than_planned_is_refused_after_the_lead_in(tmp_path: Path,
     assert {sample.kind for sample in result.samples} <= {StepKind.SETTLE, StepKind.CLEAN}  # the lead-in
 
 
-@pytest.mark.parametrize("call", ["", ", init_method=f'tcp://127.0.0.1:{own}', rank=rank, world_size=2"])
-def test_a_script_may_look_for_a_port_of_its_own(call: str, tmp_path: Path, launcher: LocalLauncher) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        "",
+        ", init_method=f'tcp://127.0.0.1:{own}', rank=rank, world_size=2",
+        ", init_method=f'file://{__file__}', rank=rank, world_size=2",
+    ],
+)
+def test_a_script_may_name_a_place_of_its_own_to_meet(call: str, tmp_path: Path, launcher: LocalLauncher) -> None:
     own = (
         "import os, socket\nwith socket.socket() as free:\n    free.bind(('127.0.0.1', 0))\n"
         "    own, rank = str(free.getsockname()[1]), int(os.environ['RANK'])\n"

@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from urllib.parse import urlparse
 
 import torch.multiprocessing
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -201,7 +202,8 @@ def taking_part_in_spawn(local_rank: int, num_local_ranks: int) -> Iterator[None
 
 @contextlib.contextmanager
 def meeting_at(address: str, port: int) -> Iterator[None]:
-    """Let the script's process groups meet at our store, whatever address it names: a free port differs by rank."""
+    """Let the script's process groups meet at our store, whatever it names: a free port differs by rank, and a file
+    is still there in the next trial."""
     numbers = itertools.count()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,8 +222,17 @@ def meeting_at(address: str, port: int) -> Iterator[None]:
 
         return create
 
-    with replaced(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", wrap):
-        yield
+    def meet_without_file(url: str, **kwargs: Any) -> Any:
+        return handlers["tcp"](urlparse(url)._replace(scheme="tcp", netloc="localhost:0", path="").geturl(), **kwargs)
+
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    handlers = rendezvous._rendezvous_handlers
+    by_file, handlers["file"] = handlers["file"], meet_without_file
+    try:
+        with replaced(rendezvous, "_create_c10d_store", wrap):
+            yield
+    finally:
+        handlers["file"] = by_file
 
 
 LEAVE_SECONDS = 10.0
