@@ -157,6 +157,13 @@ def test_launches_that_never_settle_ask_for_more_steps() -> None:
     assert warn(results)["not-settled"].next_step == "run more steps, --steps 120, or try --allocator keep"
 
 
+def test_a_warm_up_that_takes_all_steps_asks_for_more() -> None:
+    caution = warn(play(), warmup=40)["too-few-steps"]
+    assert (caution.severity, caution.values) == ("failure", {"steps": 30})
+    assert "no step is left after the warm-up: 30 of 36 steps of a launch are clean" in caution.message
+    assert caution.next_step == "run more steps, --steps 144"
+
+
 def test_a_warm_up_that_is_given_is_taken_as_it_is() -> None:
     results = [slow_down(result, lambda s: 5.0 if s.step < 25 else 1.0) for result in play()]
     assert "not-settled" not in warn(results, warmup=5)

@@ -153,6 +153,10 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     hints["Cannot access accelerator device when none is available."] = gpu
     assert {words: find_hint(words, script) for words in hints} == hints
     assert find_hint("something else", script) == ""
+    module = Script(target="mine.train", is_module=True)
+    absent = "there is no module mine.train here: start in the directory that has its package, or install it"
+    for words in ("No module named mine.train", "Error while finding module specification for 'mine.train' (Modu…)"):
+        assert find_hint(words, module) == absent
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path, laun
     result = launch(launcher, make_script_trial(tmp_path / "train.py"), tmp_path / "trial")
     assert result.status is Status.INVALID
     assert (
-        "after 3 of 13 planned steps: let it train longer, or lower --steps; every rank needs as many" in result.reason
+        "after 3 of 13 planned steps: let it train longer, or lower --steps; every rank needs as many; if it"
+        " resumes from a checkpoint of an earlier trial, --scratch" in result.reason
     )
 
 

@@ -41,6 +41,7 @@ FAILED = CautionKind(
     "failed", "A row crashed, timed out, ran out of memory or was invalid", "failure", ("status", "failed", "rounds")
 )
 NOT_RUN = CautionKind("not-run", "A row was not run, with the reason", "failure", ("status", "failed", "rounds"))
+TOO_FEW_STEPS = CautionKind("too-few-steps", "No step of a row was left after the warm-up", "failure", ("steps",))
 NON_FINITE = CautionKind("non-finite", "A loss became NaN or infinite", "non-finite", ("step", "round", "rank"))
 UNEQUAL_LOSSES = CautionKind(
     "unequal-losses", "Rounds with the same seed gave different losses", "wrong-work", ("step",)
@@ -90,6 +91,8 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
     if words:
         advice = "if the file is sorted, use --shuffle full, or scalelab data convert to a format with random access"
         yield PARTLY_SHUFFLED(arm.label, f"{arm.label}: samples are {words}", advice, shuffle=words)
+    if arm.completed and arm.num_clean_steps and not arm.is_measured and not is_run:
+        yield _name_too_few_steps(arm)
     if not arm.is_measured or is_run:
         return
     is_plain = find_strategy(arm.trial.strategy).is_plain
@@ -103,6 +106,15 @@ def _look_at_arm(arm: Arm) -> Iterator[Caution]:
             "rely on communication by subtraction" if arm.scripts else "give ranks more memory, or use subtraction",
         )
     yield from look_at_script(arm)
+
+
+def _name_too_few_steps(arm: Arm) -> Caution:
+    """The warm-up may take all clean steps; of a script, those with an evaluation or a checkpoint are not clean."""
+    found, steps = arm.num_clean_steps, len({sample.step for sample in arm.completed[0].samples})
+    text = f"{arm.label}: no step is left after the warm-up: {found} of {steps} steps of a launch are clean"
+    if arm.scripts and any(one.num_evaluations or one.num_checkpoints for one in arm.scripts):
+        text += ", others have an evaluation or a checkpoint in them"
+    return TOO_FEW_STEPS(arm.label, text, f"run more steps, --steps {4 * steps}", steps=found)
 
 
 def _name_same_samples(arm: Arm) -> Iterator[Caution]:
@@ -187,7 +199,9 @@ def _name_unequal_losses(arm: Arm) -> Iterator[Caution]:
     for other in (other for other in losses[1:] if other != losses[0]):  # NaN differs from itself; its words do not
         differing = [step for step in losses[0] if repr(losses[0][step]) != repr(other.get(step))]
         if differing:
-            where, of = ("the script", "of the script") if arm.scripts else ("build()", "with the same seed")
+            where, of = "build()", "with the same seed"
+            if arm.scripts:
+                where, of = "the script, or use --scratch if it resumes from a checkpoint", "of the script"
             text = f"{arm.label}: rounds {of} gave different losses from step {differing[0]} on"
             advice = f"seed everything random in {where}; on GPUs, nondeterministic kernels do this too"
             yield UNEQUAL_LOSSES(arm.label, text, advice, step=differing[0])

@@ -23,6 +23,7 @@ OWN_PROCESSES = (
     "processes that it starts are not watched: scalelab starts the ranks, so let the script train in its own process,"
     " by RANK and WORLD_SIZE, or start them by torch.multiprocessing.spawn"
 )
+RESUMED = "if it resumes from a checkpoint of an earlier trial, --scratch"
 GPU_WORDS = re.compile(r"\b(CUDA|GPUs?)\b", re.IGNORECASE)
 NO_GPU_WORDS = (
     "Found no NVIDIA driver",
@@ -30,6 +31,7 @@ NO_GPU_WORDS = (
     "Cannot access accelerator device when none is available",
     "'torch._C' has no attribute '_cuda_",
 )
+MISSING_MODULE = "Error while finding module specification for"
 EXISTS_WORDS = re.compile(r"\bFile exists\b|\balready exists\b|\bto not exist\b", re.IGNORECASE)
 ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -51,6 +53,8 @@ def find_hint(words: str, script: Script) -> str:
         return f"the script imports from its own package: run it as a module, -- -m PACKAGE.{name}"
     if EXISTS_WORDS.search(words):
         return "the script found what an earlier trial wrote: run each trial in a copy of the directory, --scratch"
+    if words.startswith((f"No module named {script.target}", MISSING_MODULE)):
+        return f"there is no module {script.target} here: start in the directory that has its package, or install it"
     if words.startswith("No module named"):
         return "the script imports what is not installed here: install it beside torch, or add your own to PYTHONPATH"
     return ""
@@ -112,7 +116,8 @@ def describe_early_end(session: ScriptSession, log: Path, script: Script) -> str
     if session.num_steps:
         more = "; every rank needs as many" if os.environ["WORLD_SIZE"] != "1" else ""
         words = f"the script ended on rank {os.environ['RANK']} after {count_steps(session)}"
-        return f"{words}: let it train longer, or lower --steps{more}"
+        resumed = "" if script.is_scratch else f"; {RESUMED}"
+        return f"{words}: let it train longer, or lower --steps{more}{resumed}"
     advice = advise_step_end(session.watch, script)
     if not (session.watch.has_seen or session.num_children):
         return f"the script ended without training anything{quote_last_line(log)}"
