@@ -13,7 +13,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +214,16 @@ def count_stage_ranks(every: Sequence[nn.Module]) -> int:
 def without_all_reduce() -> Iterator[None]:
     """DDP only accumulates gradients on each rank, whatever the script sets in the meantime.
 
-    A property of the class hides the attribute that `no_sync` and scripts set; what they set holds again afterwards.
+    A property of the class hides the attribute that scripts set; what they set holds again afterwards. `no_sync` has
+    nothing to do meanwhile: it would read False there, and put that back at its end as what was before.
     """
     name = "require_backward_grad_sync"
     setattr(
         DistributedDataParallel, name, property(lambda _: False, lambda one, value: vars(one).update({name: value}))
     )
     try:
-        yield
+        with replaced(DistributedDataParallel, "no_sync", lambda _: lambda _: nullcontext()):
+            yield
     finally:
         delattr(DistributedDataParallel, name)
 
