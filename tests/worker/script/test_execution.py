@@ -181,6 +181,23 @@ def test_what_looks_like_a_step_is_named(
     assert find_step(Script(target=str(path))) == found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def get_batch(): ...\nnn.utils.clip_grad_norm_(parameters, 1.0)", "torch.nn.utils:clip_grad_norm_"),
+        ("def batchify(): ...\ndef get_batch(): ...", "mine:get_batch"),
+        ("def batchify(): ...", ""),
+    ],
+)
+def test_what_a_loop_calls_once_per_step_is_named(
+    text: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "modules", {})
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert find_step(Script(target=str(path))) == found
+
+
 @pytest.mark.usefixtures("own_main")
 @pytest.mark.parametrize(
     ("code", "printed", "reason"),

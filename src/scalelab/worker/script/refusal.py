@@ -37,6 +37,8 @@ ERROR_WORDS = re.compile(r"(error|exception)\b[^:]*:", re.IGNORECASE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LAUNCH_WORDS = re.compile(r"required.*--local[-_]rank")
 STEP_NAMES = re.compile(r"(^|_)(step|update)(_|$)", re.IGNORECASE)
+BATCH_NAMES = re.compile(r"^(get|next|sample|draw|make)_(mini)?batch$", re.IGNORECASE)
+CLIP = "clip_grad_norm_"
 OPTIMIZER_METHODS = {"step", "zero_grad"}
 USAGE_CODE = 2
 MOST_CHARACTERS = 300
@@ -149,17 +151,27 @@ def advise_step_end(watch: TrainingWatch, script: Script) -> str:
 
 
 def find_step(script: Script) -> str:
-    """What looks like a step in the script's own file, as --step-at takes it: an optimizer, or a function's name."""
+    """What looks like a step in the script's own file, as --step-at takes it: an optimizer, or a function's name.
+
+    Without either, a function that a loop usually calls once per step: one that clips gradients, or gets a batch.
+    """
     spec = importlib.util.find_spec(script.target) if script.is_module else None
     path = Path(spec.origin if spec is not None and spec.origin else script.target)
     tree = ast.parse(path.read_bytes()) if path.is_file() else ast.Module([], [])
     found: list[str] = []
+    loads: list[str] = []
     for one in tree.body:
         if isinstance(one, ast.FunctionDef) and STEP_NAMES.search(one.name):
             found.append(one.name)
+        elif isinstance(one, ast.FunctionDef) and BATCH_NAMES.search(one.name):
+            loads.append(one.name)
         elif isinstance(one, ast.ClassDef) and {getattr(part, "name", "") for part in one.body} >= OPTIMIZER_METHODS:
             found.insert(0, f"{one.name}.step")
-    return f"{script.target if script.is_module else path.stem}:{found[0]}" if found else find_foreign_optimizer()
+    own = f"{script.target if script.is_module else path.stem}:"
+    if found:
+        return own + found[0]
+    clips = any(CLIP in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in ast.walk(tree))
+    return find_foreign_optimizer() or (f"torch.nn.utils:{CLIP}" if clips else own + loads[0] if loads else "")
 
 
 def find_foreign_optimizer() -> str:
