@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -41,6 +42,7 @@ SMALL = {"DIM": "16", "DEPTH": "2", "STEPS": "8"}
 SMALL_TRANSFORMER = {"EPOCHS": "1", "SAMPLES": "128", "D_MODEL": "16"}
 TRAIN_STEPS = 11
 MOST_LINES = 100
+MOST_STARTS = 5
 """Of a script to hand in."""
 FAKE_GPU = Path(__file__).with_name("fake_gpu.py")
 ASSIGNMENTS = [recipe for recipe in RECIPES if list_scripts(recipe)]
@@ -339,7 +341,7 @@ def test_job_scripts_say_where_they_belong(tmp_path: Path) -> None:
 
 def test_the_job_starts_one_torchrun_on_each_of_its_nodes(tmp_path: Path) -> None:
     """With a real mpiexec; torchrun here only prints its words, and ends when both have: MPICH's mpiexec can die of
-    SIGPIPE when one process ends before the other has started."""
+    SIGPIPE when one process ends before the other has started. It rarely does even so, and is then started again."""
     mpiexec = Path(find_mpiexec("mpich"))
     write_scripts("polaris", tmp_path)
     (tmp_path / "nodes").write_text("localhost\n127.0.0.1\n")
@@ -355,7 +357,11 @@ def test_the_job_starts_one_torchrun_on_each_of_its_nodes(tmp_path: Path) -> Non
         "PBS_O_WORKDIR": str(tmp_path),
     }
     job = ["bash", tmp_path / "submit_2nodes_prof.pbs"]
-    done = subprocess.run(job, env=variables, capture_output=True, text=True, check=True, timeout=60)
+    for _ in range(MOST_STARTS):
+        done = subprocess.run(job, env=variables, capture_output=True, text=True, timeout=60)
+        if done.returncode != 128 + signal.SIGPIPE:
+            break
+    assert done.returncode == 0, done.stderr
     (words,) = set(done.stdout.splitlines())
     assert len(done.stdout.splitlines()) == 2
     assert words == (

@@ -32,7 +32,7 @@ from scalelab.worker import exchange, loop, reading, step, training, worker
 from scalelab.worker.doctor import self_test
 from scalelab.worker.failure import classify
 from scalelab.worker.instruments import instruments
-from scalelab.worker.memory import limit, recording
+from scalelab.worker.memory import allocator, limit, recording
 from scalelab.worker.meter import step_log
 from tests.worker import pretend
 from tests.worker.pretend import LAUNCH_SECONDS, MACHINE, NAME, fresh_machine
@@ -326,7 +326,7 @@ MUTANTS: dict[str, Mutant] = {
         check_clean_steps_take_as_long_as_their_kernels,
     ),
     "a peak is not reset": Mutant(
-        recording,
+        allocator,
         "        self._driver.reset_peaks(self._driver.find_current())\n",
         "",
         check_a_peak_is_that_of_the_step_it_is_recorded_for,
@@ -475,7 +475,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     exec(compile(source.replace(mutant.right, mutant.wrong, 1), str(mutant.module.__file__), "exec"), wrong)
     if "perf_counter" in wrong:
         wrong["perf_counter"] = MACHINE.read
-    if mutant.module is recording:
+    if mutant.module is allocator:
         wrong["time"] = HOST
     if mutant.module is seam:
         wrong["DRIVERS"][NAME] = seam.DRIVERS[NAME]
@@ -513,7 +513,7 @@ def main() -> None:
     pretend.install()
     for module in CLOCKED:
         vars(module)["perf_counter"] = MACHINE.read
-    vars(recording)["time"] = HOST
+    vars(allocator)["time"] = HOST
     self_test.DIM, self_test.COPY_BYTES = 8, 1 << 22
     found = {
         "faults": {name: find_faults(plant) for name, (plant, _) in FAULTS.items()},
