@@ -303,3 +303,10 @@ def test_an_accuracy_has_no_more_digits_than_its_interval_leaves() -> None:
 def test_a_wide_interval_that_is_even_keeps_its_sign() -> None:
     assert format_estimate(Estimate(value=0.1, low=-0.4, high=0.6), Unit(decimals=1)) == "0.1 ± 0.5"
     assert format_estimate(Estimate(value=2.0, low=1.9, high=2.5), Unit(decimals=1)) == "2.0 ± 0.5"
+
+
+def test_a_number_without_an_interval_keeps_its_digits_beside_wide_ones():
+    column = choose_unit("ratio", [Estimate(value=1.95), around(54.3, 13.0)])
+    assert column.decimals == 0
+    assert [format_estimate(Estimate(value=value), column) for value in (1.0, 1.95, 57.7)] == ["1", "1.95", "57.7"]
+    assert format_estimate(around(54.3, 13.0), column) == "54 ± 13"

@@ -213,13 +213,21 @@ def format_estimate(estimate: Measured | None, unit: Unit) -> str:
         return _format_ends(estimate, unit)
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
-        return format_value(estimate.value, unit)
+        return format_value(estimate.value, _refine(estimate.value, unit))
     shown = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
     return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, shown)) + unit.suffix
 
 
 MORE_DECIMALS = 2
 """That a number and its ends may have beyond those of its column, so that the lower end does not print as 0."""
+
+
+def _refine(value: float, unit: Unit) -> Unit:
+    """More decimals for a number without an interval in a column whose wide intervals leave it none: 1.95, not 2."""
+    number = _convert(value, unit.factor)
+    if unit.decimals or unit.symbol == "%" or not number or float(number).is_integer():
+        return unit
+    return replace(unit, decimals=max(0, min(3 - _count_integer_digits(number), MORE_DECIMALS)))
 
 
 def _format_ends(estimate: Measured, unit: Unit) -> str:

@@ -113,6 +113,8 @@ def test_what_is_no_table_is_refused_by_name(write, text, words):
         ("n_chips,tokens/sec/GPU", "1,100\n2,95\n4,90", 360.0, True),
         ("world_size,samples_per_second_per_device", "1,100\n2,95\n4,90", 360.0, True),
         ("workers,images/s/worker", "1,100\n2,\n4,90", 360.0, True),
+        ("Total number of NVIDIA A100 GPUs,images/s", "1,100\n2,190\n4,360", 360.0, False),
+        ("Number of TPU v4 chips;examples/s per chip", "1;1.100,0\n2;1.050,5\n4;90,0", 360.0, True),
     ],
 )
 def test_headers_that_people_write_are_read(tmp_path, header, rows, value, is_per_rank):
@@ -122,6 +124,26 @@ def test_headers_that_people_write_are_read(tmp_path, header, rows, value, is_pe
     assert found.series.throughput[4] == pytest.approx(value)
     assert found.series.is_per_rank is is_per_rank
     assert found.series.restore(4, value) == pytest.approx(90.0 if is_per_rank else value)
+
+
+def test_minutes_beside_hours_are_no_millions(write):
+    (found,) = read_table(write("gpus,time per epoch\n1,1h 20m\n2,42m\n4,00:22:30\n"), Columns())
+    assert found.series.is_time
+    assert {ranks: 1 / rate for ranks, rate in found.series.throughput.items()} == pytest.approx(
+        {1: 4800, 2: 2520, 4: 1350}
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"gpus": 1, "img/s": 10.5}, {"gpus": 2, "img/s": null}, {"gpus": 4, "img/s": 40}]',
+        '{"gpus": 1, "img/s": 10.5}\n{"gpus": 4, "img/s": 40}\n',
+    ],
+)
+def test_json_is_read_as_records_or_lines(write, text):
+    (found,) = read_table(write(text), Columns())
+    assert found.series.throughput == {1: 10.5, 4: 40}
 
 
 def test_columns_of_one_kind_are_a_series_each_and_copies_are_left_out(write):

@@ -126,7 +126,7 @@ class Predict:
     ranks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N…")] = ()
     """Rank counts to predict. Default: up to 64, or 2, 4 and 8 times the largest of a table."""
     table: Annotated[Path | None, tyro.conf.arg(metavar="FILE.csv")] = None
-    """CSV, TSV or Markdown table of ranks and throughput or time, instead of a run; s3://… and https://… too."""
+    """CSV, TSV, Markdown or JSON table of ranks and throughput or time, instead of a run; s3://… and https://… too."""
     collectives: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run of `scalelab collectives` on 2 ranks: its link replaces the one measured in the run."""
     change: ChangeFlags = field(default_factory=ChangeFlags)

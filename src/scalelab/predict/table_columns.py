@@ -28,7 +28,12 @@ SINGULAR = (
     *("gpu", "device", "rank", "worker", "chip", "card", "accelerator", "process", "n", "p", "hardware", "platform"),
     *("count",),
 )
-RANK_PREFIXES = re.compile(r"^(number_of|num|nb|no_of|no|n|total|count_of|total_number_of|total_num)_(of_)?")
+RANK_PREFIXES = re.compile(r"^(total_)?(number_of|num|nb|no_of|no|n|total|count_of)_(of_)?")
+HARDWARE = re.compile(
+    r"^((nvidia|amd|intel|google|cuda|tpu|gpu|physical|active|training|compute|parallel|worker|mi\d+x?|[abhglptv]\d+\w*?)_)+"
+    r"(?=[a-z]+s$)"
+)
+"""Of `A100 GPUs` and `TPU v4 chips`."""
 COUNT_SUFFIX = re.compile(r"_(counts?|used|total|nums?|number)$")
 UNITS_PER_NODE = r"(gpus?|ranks?|devices?|process(es)?|chips?|tasks?|accelerators?|cards?)"
 PER_NODE_PATTERN = re.compile(
@@ -104,7 +109,9 @@ def make_plain(name: str) -> str:
 def strip_count(name: str) -> str:
     """`gpus` of Number of GPUs, n_gpus, gpu_num, #GPUs and GPU count; a plain `gpu` is the kind of device."""
     plain = make_plain(re.sub(r"[(\[].*", "", name) or name)
-    bare = COUNT_SUFFIX.sub("", RANK_PREFIXES.sub("", plain))
+    bare = HARDWARE.sub("", COUNT_SUFFIX.sub("", RANK_PREFIXES.sub("", plain)))
+    if re.fullmatch(r"[abhlv]\d{2,3}s", bare):
+        return "gpus"
     return f"{bare}s" if bare != plain and f"{bare}s" in (*RANK_NAMES, *NODE_NAMES) else bare
 
 

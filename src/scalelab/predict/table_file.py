@@ -1,4 +1,4 @@
-"""Tables of a CSV, TSV, Markdown or plain text file: cells by column name, and the numbers in them.
+"""Tables of a CSV, TSV, Markdown, JSON or plain text file: cells by column name, and the numbers in them.
 
 Of a Markdown file every table is read, with the heading above it. Rows of Markdown may be shorter or longer than the
 header, as Markdown allows; those of CSV may only end in empty cells. Title lines above a CSV header and lines that
@@ -17,6 +17,7 @@ import codecs
 import csv
 import io
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,8 +53,32 @@ def read_tables(path: Path) -> list[RawTable]:
     except (OSError, UnicodeDecodeError) as error:
         words = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(f"{path} cannot be read: {words}") from error
-    found = [RawTable(heading=heading, rows=rows) for heading, lines in _find_markdown(text) if (rows := _pad(lines))]
-    return found or [RawTable(heading="", rows=_name_cells(path, _split_lines(path, text)))]
+    if rows := _read_records(text):
+        found = [("", rows)]
+    else:
+        found = [(heading, rows) for heading, lines in _find_markdown(text) if (rows := _pad(lines))]
+    found = found or [("", _name_cells(path, _split_lines(path, text)))]
+    return [RawTable(heading=heading, rows=spell_minutes(rows)) for heading, rows in found]
+
+
+def _read_records(text: str) -> list[Row]:
+    """The objects of a JSON list or of JSON lines; empty: the text is neither."""
+    try:
+        if text.lstrip().startswith("["):
+            found = json.loads(text)
+        elif text.lstrip().startswith("{"):
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            return []
+    except ValueError:
+        return []
+    records = [record for record in found if isinstance(record, dict)]
+    names = dict.fromkeys(name for record in records for name in record)
+    return [{name: _write_cell(record.get(name)) for name in names} for record in records]
+
+
+def _write_cell(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def _find_markdown(text: str) -> Iterator[tuple[str, list[list[str]]]]:
@@ -113,8 +138,9 @@ def _is_comment(line: str, after: str) -> bool:
 
 
 def _read_decimals(line: list[str]) -> list[str]:
-    """Decimal commas, which tables with semicolons often have, as points."""
-    return [re.sub(r"^(\d+),(\d+)$", r"\1.\2", cell) for cell in line]
+    """Decimal commas, which tables with semicolons often have, as points: 1.234,5 is 1234.5."""
+    commas = r"(\d+|\d{1,3}(\.\d{3})+),\d+"
+    return [cell.replace(".", "").replace(",", ".") if re.fullmatch(commas, cell) else cell for cell in line]
 
 
 def _name_cells(path: Path, lines: list[list[str]]) -> list[Row]:
@@ -195,6 +221,19 @@ TIME_UNITS = {
     r"(us|µs|microseconds?)": 1e-6, r"(ms|msecs?|milliseconds?)": 1e-3, r"s(ec(ond)?s?)?": 1.0, r"min(ute)?s?": 60.0,
     r"h(r|rs|ours?)?": 3600.0, r"d(ays?)?": 86400.0,
 }  # fmt: skip
+
+
+def spell_minutes(rows: Sequence[Row]) -> list[Row]:
+    """Rows in which 42m beside 1h 20m is 42 min, and not 42 millions."""
+    timed = {name for row in rows for name, cell in row.items() if try_number(cell) is None and try_seconds(cell)}
+    minutes = re.compile(r"([\d.]+) ?m")
+    return [
+        {
+            name: minutes.sub(r"\1 min", cell) if name in timed and minutes.fullmatch(cell) else cell
+            for name, cell in row.items()
+        }
+        for row in rows
+    ]
 
 
 def find_time_unit(text: str) -> float | None:

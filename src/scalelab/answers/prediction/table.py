@@ -167,7 +167,7 @@ def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Fi
     low, middle, high = (format_quantity("number", number) for number in (value.low, value.value, value.high))
     return PREDICTION(
         series.label,
-        f"{series.label}: {middle} {series.unit} on {last.ranks} ranks ({low} to {high}), at"
+        f"{series.label}: on {last.ranks} ranks {series.unit} would be {middle} ({low} to {high}),"
         f" {format_share(last.efficiency.value)} efficiency relative to {format_count(series.ranks[0], 'rank')}.",
         num_ranks=last.ranks,
         throughput=last.throughput,
