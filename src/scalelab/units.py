@@ -223,11 +223,12 @@ MORE_DECIMALS = 2
 
 
 def _refine(value: float, unit: Unit) -> Unit:
-    """More decimals for a number without an interval in a column whose wide intervals leave it none: 1.95, not 2."""
+    """Three digits for a number without an interval, where wide intervals of its column leave fewer: 1.95, not 2."""
     number = _convert(value, unit.factor)
-    if unit.decimals or unit.symbol == "%" or not number or float(number).is_integer():
+    if unit.symbol == "%" or not number or float(number).is_integer():
         return unit
-    return replace(unit, decimals=max(0, min(3 - _count_integer_digits(number), MORE_DECIMALS)))
+    wanted = min(3 - _count_integer_digits(number), unit.decimals + MORE_DECIMALS)
+    return replace(unit, decimals=max(unit.decimals, wanted))
 
 
 def _format_ends(estimate: Measured, unit: Unit) -> str:

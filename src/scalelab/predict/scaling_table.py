@@ -66,6 +66,7 @@ from scalelab.predict.table_file import (
     read_value,
     try_count,
     try_number,
+    try_seconds,
 )
 
 
@@ -220,6 +221,7 @@ def _make_series(
     values: dict[int, list[float]] = {}
     units = {row[value_name]: find_time_unit(row[value_name]) for row in rows}
     is_mixed = len(set(units.values()) - {None}) > 1
+    is_clock = any(try_number(row[value_name]) is None and try_seconds(row[value_name]) for row in rows)
     for number, row in members:
         where = f"{path}, line {number}"
         ranks, value = try_count(row[ranks_name]), read_value(row[value_name])
@@ -247,7 +249,7 @@ def _make_series(
         label=label,
         throughput=whole,
         is_time=is_time,
-        unit=f"{value_name.strip()} [s]" if is_mixed else value_name.strip(),
+        unit=f"{value_name.strip()} [s]" if is_mixed or is_clock else value_name.strip(),
         is_per_rank=is_per_rank,
         work_per_rank=work,
     )

@@ -205,7 +205,9 @@ def make_long(rows: Sequence[Row], heading: str) -> Sequence[Row]:
     kept = [name for name in rows[0] if name not in counts]
     if len(kept) == 1 and all(_is_measure(row[kept[0]]) for row in rows):
         return [{"ranks": str(count), **{row[kept[0]]: row[name] for row in rows}} for name, count in counts.items()]
-    unit = next((text for text in (heading, *kept) if RATE_PATTERN.search(text) or TIME_PATTERN.search(text)), "value")
+    bracketed = (found[1] for name in counts if (found := re.search(r"[(\[](.+)[)\]]", name)))
+    measured = (text for text in (heading, *kept, *bracketed) if RATE_PATTERN.search(text) or TIME_PATTERN.search(text))
+    unit = next(measured, "value")
     unit = unit if unit not in kept else f"{unit} "
     return [
         {"ranks": str(count), **{name: row[name] for name in kept}, unit: row[column]}

@@ -161,8 +161,9 @@ def list_sizes(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> I
 
 
 def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Finding:
-    """The largest size."""
-    last = max(extrapolated, key=lambda one: one.ranks)
+    """The largest size that is predicted, if any is."""
+    unknown = [one for one in extrapolated if one.ranks not in series.throughput]
+    last = max(unknown or extrapolated, key=lambda one: one.ranks)
     value = last.throughput.map(partial(series.restore, last.ranks))
     low, middle, high = (format_quantity("number", number) for number in (value.low, value.value, value.high))
     return PREDICTION(
