@@ -18,7 +18,7 @@ from scalelab.records.trial import Status, StepKind, TrialResult
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.accelerators import look_at_devices
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.script_cautions import look_at_script
+from scalelab.studies.shared.script import look_at_script
 from scalelab.units import format_quantity, format_share
 
 MOST_NAMED = 3
