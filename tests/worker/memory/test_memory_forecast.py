@@ -18,14 +18,14 @@ from scalelab.records.observations import MemoryReport, RankReport
 from scalelab.records.settings import Spreading, StepShape
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Trial
-from scalelab.worker.memory import scratchpads
+from scalelab.worker.memory import allocator
+from scalelab.worker.memory.allocator import has_kernels, measure_call, measure_scratchpad, shorten_operand
 from scalelab.worker.memory.forecast import (
     convert_by_replacing,
     forecast_memory,
     list_units,
     stay_fake,
 )
-from scalelab.worker.memory.scratchpads import has_kernels, measure_call, measure_scratchpad, shorten_operand
 from tests.worker.trials import make_trial
 
 
@@ -200,5 +200,5 @@ def test_a_convolution_of_a_large_batch_takes_what_two_small_ones_say() -> None:
     rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     convolve = torch.ops.aten.convolution.default
     whole = measure_call(convolve, (image, weight, *rest), 1)
-    with patch.object(scratchpads, "MOST_CONVOLVED", image.nbytes // 8):
+    with patch.object(allocator, "MOST_CONVOLVED", image.nbytes // 8):
         assert measure_call(convolve, (image, weight, *rest), 1) == pytest.approx(whole, rel=0.02)

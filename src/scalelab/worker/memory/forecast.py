@@ -10,7 +10,7 @@ Batches are taken outside the fake mode, so that a DataLoader can shuffle; what 
 wants to swap the contents of parameters, which torch refuses to fake ones that anything refers to weakly, so within a
 forecast it puts new parameters in their place.
 
-What kernels take while they run is measured on real operands (`scratchpads.py`).
+What kernels take while they run is measured on real operands (`allocator.py`).
 
 On an accelerator the optimizer goes over all parameters at once (`foreach`), as torch's default there does.
 What is not in it: what other kernels need while they run (cuDNN's convolutions), torch.compile's fusions,
@@ -59,8 +59,8 @@ from scalelab.records.settings import Perturbation, Spreading, find_kind
 from scalelab.records.strategies import DEFAULT, PLAIN, find_strategy
 from scalelab.records.trial import Trial
 from scalelab.worker.device import choose_fake_device
+from scalelab.worker.memory.allocator import describe_call, measure_call
 from scalelab.worker.memory.recording import StorageMap, localise, make_report, take_marked_steps
-from scalelab.worker.memory.scratchpads import describe_call, measure_call
 from scalelab.worker.models.load import load_workload
 from scalelab.worker.randomness import seed_everything
 from scalelab.worker.strategies.blocks import find_blocks
