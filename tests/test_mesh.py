@@ -109,4 +109,4 @@ def test_the_bubble_of_theory_shrinks_with_micro_batches_and_stages_per_rank() -
 
     assert (watch(1).bubble, watch(3).bubble) == (0.5, 0.25)
     assert watch(3, 2).bubble == pytest.approx(1 / 7)
-    assert watch(1).idle_share == 0.375
+    assert watch(1).idle_shares == (0.25, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalelab.analysis.traffic import KINDS, bus_factor, find_algorithm_bandwidth
+from scalelab.analysis.traffic import KINDS, bus_factor
 from scalelab.errors import UnknownName
 
 
@@ -41,14 +41,6 @@ def test_no_factor_exceeds_two(kind: str) -> None:
 
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     assert bus_factor("all_reduce", 5) == bus_factor("reduce_scatter", 5) + bus_factor("all_gather", 5)
-
-
-def test_bandwidth_is_size_over_time_in_bytes_per_second() -> None:
-    assert find_algorithm_bandwidth(2e9, 0.5) == 4e9
-
-
-def test_no_time_makes_no_bandwidth() -> None:
-    assert find_algorithm_bandwidth(8, 0.0) is None
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:

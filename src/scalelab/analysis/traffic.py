@@ -276,11 +276,6 @@ def bus_factor(kind: str, num_ranks: int) -> float:
     return _FACTORS[kind](num_ranks)
 
 
-def find_algorithm_bandwidth(payload_bytes: float, seconds: float) -> float | None:
-    """Size over time, in bytes per second; nothing if no time has passed."""
-    return payload_bytes / seconds if seconds > 0 else None
-
-
 def sum_payload(lines: Sequence[MessageComparison]) -> int | None:
     return add_known([line.payload_bytes for line in lines])
 

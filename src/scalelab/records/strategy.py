@@ -18,7 +18,6 @@ data rank is a rank's place among those with different samples: dp × fsdp × ep
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
@@ -229,11 +228,6 @@ class PipelineTimes:
         """The share of the schedule in which the rank did not compute, of each watched step."""
         pairs = zip(self.busy_seconds, self.schedule_seconds, strict=True)
         return tuple(max(0.0, 1 - busy / total) for busy, total in pairs if total > 0)
-
-    @property
-    def idle_share(self) -> float | None:
-        """The median over steps; None: not watched."""
-        return statistics.median(self.idle_shares) if self.idle_shares else None
 
     @property
     def bubble(self) -> float | None:
