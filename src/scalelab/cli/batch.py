@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalelab.checks import flag
 from scalelab.cli.app import say
 from scalelab.cli.measuring import (
     LineReporter,
@@ -52,7 +51,7 @@ from scalelab.launch.batch.system import (
     wait_for_results,
 )
 from scalelab.launch.launcher import Submitter
-from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, Scheduler, find_scheduler, load, name_job
+from scalelab.records.launchers import LAUNCHERS, Scheduler, find_scheduler, load, name_job
 from scalelab.records.store import RunStore
 from scalelab.records.trial import Trial
 from scalelab.report.document import Document, render_json
@@ -76,41 +75,16 @@ def make_record(submission: Submission, scheduler: Scheduler, earlier: BatchReco
     return BatchRecord(scheduler=scheduler, site=site, is_per_trial=is_per_trial)
 
 
-def check_unused(submission: Submission, job: Job) -> None:
-    """Reject flags of a batch system that would have no effect: without one, or inside its job."""
-    is_inside = job.launcher in SCHEDULERS and find_scheduler(job.launcher, os.environ) is None
-    given = [name for name in list_given(submission) if name not in LAUNCHERS[job.launcher].manifest_flags]
-    if not given or (job.launcher in SCHEDULERS and not is_inside):
-        return
-    if is_inside:
-        raise UsageError(f"{given[0]} has no effect inside a {job.launcher} job: omit it, or start outside the job")
-    raise UsageError(
-        f"{given[0]} needs a batch system, but --launcher is {job.launcher}: use {', '.join(SCHEDULERS)}, or omit it"
-    )
-
-
 def check_unused_by_rows(submission: Submission, study: Study, trials: Sequence[Trial]) -> None:
-    """The same for a recipe, whose rows have their own launchers and may be jobs."""
-    given = list_given(submission)
+    """Reject flags of a batch system that no row of a recipe would read: rows have launchers of their own."""
     jobs = [Job(launcher=trial.launcher) for trial in trials if study.find_site(trial) is not None]
     is_submitted = any(find_scheduler(job.launcher, os.environ) for job in jobs)
-    unused = next((name for name in given if not is_submitted or name in OF_WHOLE_RUNS), None)
+    unused = next((name for name in submission.list_given() if not is_submitted or name in OF_WHOLE_RUNS), None)
     if unused is not None:
         raise UsageError(
             f"{unused} has no effect: a recipe is not submitted as a whole. Omit it, or start the recipe inside a"
             " job of your own"
         )
-
-
-def list_given(submission: Submission) -> list[str]:
-    """The given flags of a batch system."""
-    given = []
-    for record in (submission, submission.asked):
-        for one in dataclasses.fields(record):
-            value = getattr(record, one.name)
-            if value not in (None, (), False) and not isinstance(value, Site):
-                given.append("--site" if one.name == "site_file" else flag(one.name))
-    return given
 
 
 def make_submitter(study: Study, submission: Submission) -> Submitter:
@@ -137,12 +111,8 @@ def make_submitter(study: Study, submission: Submission) -> Submitter:
     return submit
 
 
-def prepare(study: Study, submission: Submission) -> tuple[Any, BatchRecord | None]:
-    """The study with the site's settings, and the batch request; None: it runs from here."""
-    check_unused(submission, study.job)
-    scheduler = find_scheduler(study.job.launcher, os.environ)
-    if scheduler is None:
-        return study, None
+def prepare(study: Study, submission: Submission, scheduler: Scheduler) -> tuple[Any, BatchRecord]:
+    """The study with the site's settings, and the batch request."""
     record = make_record(submission, scheduler)
     return set_ranks_per_node(study, record.site), record
 

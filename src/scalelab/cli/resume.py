@@ -17,7 +17,6 @@ from scalelab.answers.interleaved import Interleaved, SidedLauncher
 from scalelab.answers.train import reopen_training
 from scalelab.cli.batch import (
     check_output,
-    check_unused,
     check_unused_by_rows,
     conclude,
     make_record,
@@ -75,7 +74,7 @@ def main(args: Sequence[str]) -> int:
     if study.has_own_launchers:
         check_unused_by_rows(resume.submission, study, store.trials())
     else:
-        check_unused(resume.submission, study.job)
+        resume.submission.check_unused(study.job.launcher)
     if member is None and find_scheduler(study.job.launcher, os.environ) is not None:
         return resume_by_job(store, study, resume)
     check_trials_free(store)

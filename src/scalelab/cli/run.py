@@ -5,6 +5,7 @@ What measures is imported when it is needed: the list of studies is data.
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -78,10 +79,14 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
     from scalelab.cli.batch import prepare, show_jobs, start_and_submit
     from scalelab.cli.measuring import measure_and_report, print_plan, refuse_ranks
     from scalelab.launch.launcher import choose_launcher
+    from scalelab.records.launchers import find_scheduler
     from scalelab.runs.experiment import plan_trials, start_run
 
     refuse_ranks()
-    study, record = prepare(study, execution.submission)
+    execution.submission.check_unused(study.job.launcher)
+    scheduler, record = find_scheduler(study.job.launcher, os.environ), None
+    if scheduler is not None:
+        study, record = prepare(study, execution.submission, scheduler)
     trials = plan_trials(study)
     if execution.dry_run:
         print_plan(trials, execution)

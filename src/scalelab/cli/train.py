@@ -18,6 +18,7 @@ from scalelab.launch.joined import JoinedLauncher, find_member, run_member
 from scalelab.launch.launcher import choose_launcher
 from scalelab.launch.ranks.discovery import Membership
 from scalelab.records.files import storage_errors
+from scalelab.records.launchers import find_scheduler
 from scalelab.records.store import RunStore, find_runs
 from scalelab.records.strategies import DEFAULT, STRATEGIES
 from scalelab.runs.experiment import start_run
@@ -29,9 +30,12 @@ def main(args: Sequence[str]) -> int:
     train, execution = parse_kind(TrainStudy, args, "train")
     train = join_ranks(train, member) if member else train
     train = place_checkpoints(train, is_first=member is None or member.rank == 0)
-    record = None
+    record, scheduler = None, None
     if member is None:
-        train, record = prepare(train, execution.submission)
+        execution.submission.check_unused(train.job.launcher)
+        scheduler = find_scheduler(train.job.launcher, os.environ)
+    if scheduler is not None:
+        train, record = prepare(train, execution.submission, scheduler)
     (trial,) = train.plan()
     if execution.dry_run:
         print_plan([trial], execution, may_try=member is None)

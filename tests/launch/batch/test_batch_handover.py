@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from scalelab.cli import resume
-from scalelab.cli.batch import check_unused
-from scalelab.errors import NothingMeasured, RunBusy, UsageError
+from scalelab.errors import NothingMeasured, RunBusy
 from scalelab.launch.batch import system as batch
 from scalelab.launch.batch.handover import SUBMITTING, check_no_job, check_trials_free
 from scalelab.launch.batch.jobscripts import make_job, render_launch
-from scalelab.launch.batch.site import Site, Submission
+from scalelab.launch.batch.site import Site
 from scalelab.launch.batch.system import (
     MOST_UNREADABLE,
     BatchJob,
@@ -323,19 +322,6 @@ def test_a_run_whose_trials_have_living_jobs_is_not_resumed_inside_an_allocation
     save_record(store.path, BatchRecord(scheduler="pbs", site=Site(), jobs=(JOB,), is_per_trial=True))
     with pytest.raises(RunBusy, match=r"pbs job 7\.host of run .* is running: wait for it"):
         check_trials_free(store)
-
-
-def test_flags_of_a_submission_are_refused_inside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(workload="mlp", launcher="slurm")
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
-        monkeypatch.delenv(name, raising=False)
-    check_unused(Submission(detach=True), job)
-    monkeypatch.setenv("SLURM_JOB_ID", "5")
-    check_unused(Submission(), job)
-    with pytest.raises(UsageError, match="--detach has no effect inside a slurm job"):
-        check_unused(Submission(detach=True), job)
-    with pytest.raises(UsageError, match="--container has no effect inside a"):
-        check_unused(Submission(asked=Site(container="apptainer exec x.sif")), job)
 
 
 def test_the_sites_python_may_hold_variables(tmp_path: Path) -> None:

@@ -140,3 +140,15 @@ def test_every_flag_stands_on_the_page_of_clusters() -> None:
     keys = [field.name for field in dataclasses.fields(Site) if field.name not in ("scheduler", "ranks_per_node")]
     expected = [("site", ""), *((name.replace("_", "-"), "") for name in own)]
     assert listed == [*expected, *((name.replace("_", "-"), name) for name in keys)]
+
+
+def test_flags_of_a_submission_are_refused_inside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    Submission(detach=True).check_unused("slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    Submission().check_unused("slurm")
+    with pytest.raises(UsageError, match="--detach has no effect inside a slurm job"):
+        Submission(detach=True).check_unused("slurm")
+    with pytest.raises(UsageError, match="--container has no effect inside a"):
+        Submission(asked=Site(container="apptainer exec x.sif")).check_unused("slurm")

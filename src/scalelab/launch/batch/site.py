@@ -20,7 +20,7 @@ import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, read_flag
 from scalelab.errors import UnknownName, UsageError
-from scalelab.records.launchers import SCHEDULERS, Scheduler
+from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, Scheduler, find_scheduler
 from scalelab.units import parse_seconds
 
 DEFAULT_WALL_TIME = "30min"
@@ -114,6 +114,28 @@ class Submission:
     @property
     def queue_seconds(self) -> float | None:
         return None if self.queue_timeout is None else read_flag("queue_timeout", self.queue_timeout, parse_seconds)
+
+    def list_given(self) -> list[str]:
+        """The given flags of a batch system."""
+        given = []
+        for record in (self, self.asked):
+            for one in dataclasses.fields(record):
+                value = getattr(record, one.name)
+                if value not in (None, (), False) and not isinstance(value, Site):
+                    given.append("--site" if one.name == "site_file" else flag(one.name))
+        return given
+
+    def check_unused(self, launcher: str) -> None:
+        """Reject flags of a batch system that would have no effect: without one, or inside its job."""
+        is_inside = launcher in SCHEDULERS and find_scheduler(launcher, os.environ) is None
+        given = [name for name in self.list_given() if name not in LAUNCHERS[launcher].manifest_flags]
+        if not given or (launcher in SCHEDULERS and not is_inside):
+            return
+        if is_inside:
+            raise UsageError(f"{given[0]} has no effect inside a {launcher} job: omit it, or start outside the job")
+        raise UsageError(
+            f"{given[0]} needs a batch system, but --launcher is {launcher}: use {', '.join(SCHEDULERS)}, or omit it"
+        )
 
 
 def parse_wall_time(text: str) -> float:
