@@ -213,7 +213,8 @@ def format_estimate(estimate: Measured | None, unit: Unit) -> str:
         return _format_ends(estimate, unit)
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
-        return format_value(estimate.value, _refine(estimate.value, unit))
+        is_rounded = unit.symbol != "%" and number is not None and not number.is_integer()
+        return format_value(estimate.value, _refine(estimate.value, 3, unit) if is_rounded else unit)
     shown = max(half_width, 10.0**-unit.decimals) if half_width > 0 else 0.0
     return PLUS_MINUS.join(_format_number(part, unit.decimals) for part in (number, shown)) + unit.suffix
 
@@ -222,20 +223,15 @@ MORE_DECIMALS = 2
 """That a number and its ends may have beyond those of its column, so that the lower end does not print as 0."""
 
 
-def _refine(value: float, unit: Unit) -> Unit:
-    """Three digits for a number without an interval, where wide intervals of its column leave fewer: 1.95, not 2."""
-    number = _convert(value, unit.factor)
-    if unit.symbol == "%" or not number or float(number).is_integer():
-        return unit
-    wanted = min(3 - _count_integer_digits(number), unit.decimals + MORE_DECIMALS)
-    return replace(unit, decimals=max(unit.decimals, wanted))
+def _refine(number: float | None, digits: int, unit: Unit) -> Unit:
+    """So many digits for a number that its column would leave fewer, as 1.95 and not 2, within MORE_DECIMALS."""
+    wanted = digits - _count_integer_digits(number / unit.factor) if number else 0
+    return replace(unit, decimals=max(unit.decimals, min(wanted, unit.decimals + MORE_DECIMALS)))
 
 
 def _format_ends(estimate: Measured, unit: Unit) -> str:
     """`1.43 (0.55 to 1.55)`."""
-    least = abs(_convert(estimate.low, unit.factor) or 0.0)
-    wanted = 1 - _count_integer_digits(least) if least else 0
-    finer = replace(unit, decimals=max(unit.decimals, min(wanted, unit.decimals + MORE_DECIMALS)))
+    finer = _refine(estimate.low, 1, unit)
     value, low, high = (format_value(number, finer) for number in (estimate.value, estimate.low, estimate.high))
     return f"{value} ({low} to {high})"
 
@@ -290,11 +286,8 @@ def format_interval(quantity: Quantity, estimate: Measured) -> str:
         return format_quantity(quantity, estimate)
     unit = choose_unit(quantity, [estimate])
     limits = (0.0, 1.0, estimate.value)
-    if any(
-        end != limit and format_value(end, unit) == format_value(limit, unit)
-        for end in (estimate.low, estimate.high)
-        for limit in limits
-    ):
+    ends = ((end, limit) for end in (estimate.low, estimate.high) for limit in limits if end != limit)
+    if any(format_value(end, unit) == format_value(limit, unit) for end, limit in ends):
         unit = replace(unit, decimals=unit.decimals + 1)  # an end must not round to the limit it is compared with
     low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
     return f"{value} ({low} to {high})"
