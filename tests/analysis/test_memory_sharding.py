@@ -104,6 +104,11 @@ def test_full_sharding_leaves_an_nth_of_parameters_gradients_and_optimizer() -> 
     assert four.current_bytes == 150 + 2 * 25  # the pieces of gradients stay until the next forward
 
 
+def test_the_pieces_of_gradients_are_gradients_at_the_peak() -> None:
+    assert account("fsdp-none", 4).by_category["gradients"] == 200
+    assert [point.category for point in account("fsdp-full", 4).timeline if point.num_bytes == 25] == ["gradients"] * 2
+
+
 def test_full_sharding_gathers_the_unit_at_hand_and_the_next_in_backward() -> None:
     full = account("fsdp-full")
     # Gathered: both units; unit 2's gradient is there and is being joined.

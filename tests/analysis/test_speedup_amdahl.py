@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -58,10 +59,19 @@ def test_an_exact_law_is_recovered_from_any_sizes(serial: float, sizes: tuple[in
     )
     for fit in (strong, weak):
         assert fit is not None
-        assert fit.serial_fraction.value == pytest.approx(serial, abs=1e-6)
+        ends = (fit.serial_fraction.low, fit.serial_fraction.value, fit.serial_fraction.high)
+        assert ends == pytest.approx((serial, serial, serial), abs=1e-6), "every round says the same"
         assert fit.one_rank_seconds == pytest.approx(1.0)
         assert fit.residual_ratio == pytest.approx(0.0, abs=1e-6)
         assert fit.largest_ranks == sizes[-1]
+
+
+def test_the_interval_of_a_weak_fit_is_that_of_fits_to_single_rounds() -> None:
+    rounds = (0.1, 0.2, 0.3)
+    fit = fit_gustafson({ranks: [[time_gustafson(serial)(ranks)] for serial in rounds] for ranks in (1, 2, 4)})
+    assert fit is not None
+    half_width = 4.303 * np.std(rounds, ddof=1) / math.sqrt(3)  # Student's t of two degrees of freedom
+    assert fit.serial_fraction.high == pytest.approx(0.2021 + half_width, abs=1e-3)
 
 
 def test_better_than_perfect_is_reported_as_no_serial_part() -> None:

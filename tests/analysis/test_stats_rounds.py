@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from scalelab.analysis.stats import drop_empty, find_medians, pair_medians
+from scalelab.analysis.stats import drop_empty, estimate_run_ratio, find_medians, pair_medians
 
 
 def test_an_empty_round_has_no_median() -> None:
@@ -22,3 +23,11 @@ def test_only_rounds_that_all_completed_are_paired() -> None:
 
 def test_series_of_unequal_length_share_no_round() -> None:
     assert pair_medians([[[1.0]], [[1.0], [2.0]]]).shape == (2, 0)
+
+
+def test_two_rounds_of_a_yardstick_are_enough_to_divide_by_it() -> None:
+    """The second run is on a machine half as fast: only the yardstick shows that nothing changed."""
+    before, after = [[1.0], [1.01]], [[2.0], [2.02]]
+    assert estimate_run_ratio(after, before, (after, before)).value == pytest.approx(1.0)
+    assert estimate_run_ratio(after, before, None).value == pytest.approx(2.0)
+    assert estimate_run_ratio(after[:1], before[:1], (after[:1], before[:1])).value == pytest.approx(2.0)
