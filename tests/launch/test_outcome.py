@@ -31,3 +31,12 @@ def test_a_rank_that_cannot_start_a_thread_within_its_limit_is_out_of_memory(
     assert blame is not None
     assert blame.status is status
     assert ("could not start a thread within --memory-limit 30 MB" in blame.reason) == (status is Status.OUT_OF_MEMORY)
+
+
+def test_a_rank_that_aborts_is_quoted_with_the_exception_that_ended_it(tmp_path: Path) -> None:
+    said = "terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection closed by peer\n"
+    log_file(tmp_path, 0).write_text(said)
+    end = RankEnd(code=-signal.SIGABRT, was_killed=False)
+    blame = find_cause(make_record(num_ranks=1), [end], [None], tmp_path, has_oom_kill=False)
+    assert blame is not None
+    assert blame.reason.startswith("rank 0 was killed by SIGABRT (Connection closed by peer); see ")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -303,8 +304,14 @@ def _blame_rank(
         )
         return Blame(weight=5, status=Status.OUT_OF_MEMORY, cause=Cause.ALLOCATION, reason=reason)
     how = f"was killed by {_name_signal(-end.code)}" if end.code < 0 else f"exited with code {end.code}"
-    reason = f"rank {rank}{end.where} {how}; see {log}"
+    reason = f"rank {rank}{end.where} {how}{_quote_exception(log)}; see {log}"
     return Blame(weight=5, status=Status.CRASHED, cause=Cause.ENDED, reason=reason)
+
+
+def _quote_exception(log: Path) -> str:
+    """What C++ said of the exception that nothing caught, as gloo's threads leave them; empty: there was none."""
+    found = re.search(r"^\s*what\(\):\s*(\S.{0,199})", _read_tail(log), re.MULTILINE)
+    return f" ({found[1].rstrip()})" if found else ""
 
 
 def _describe_silence(rank: int, end: RankEnd) -> str:
