@@ -2,9 +2,8 @@
 
     torchrun --nproc_per_node=4 pytorch_ddp_io_comparison.py
 
-Samples are read one by one, in random order, as DataLoader does. Files are written to ./io_data once. A chunk of
-compressed HDF5 is inflated as a whole for every sample, which is what makes that row slow: the same bytes as .npz are
-inflated once, when the file is opened. Without h5py the two HDF5 rows are left out.
+Samples are read one by one, in random order, from files in ./io_data. A chunk of compressed HDF5 is inflated whole for
+every sample; .npz is inflated once, when it is opened. Without h5py the two HDF5 rows are left out.
 """
 
 import os
@@ -26,8 +25,7 @@ except ImportError:
 EPOCHS = int(os.environ.get("EPOCHS", 5))
 SAMPLES = int(os.environ.get("SAMPLES", 2048))
 D_MODEL = int(os.environ.get("D_MODEL", 512))
-BATCH = 32
-PLACE = Path("io_data")
+BATCH, PLACE = 32, Path("io_data")
 
 
 def write_files(arrays):
@@ -78,9 +76,11 @@ def train(columns, rank, world_size, device):
 
 def main():
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)  # or barrier() and synchronize() take GPU 0 on every rank
+    dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.rand(SAMPLES, length, D_MODEL, generator=generator).numpy() for length in (1, 20)]
     arrays = dict(zip(("src", "tgt"), drawn, strict=True))

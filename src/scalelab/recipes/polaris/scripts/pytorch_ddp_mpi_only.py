@@ -66,10 +66,11 @@ def main():
         print(line)
     host, port = comm.bcast(find_free_address() if RANK == 0 else None)
     has_gpu = torch.cuda.is_available()
-    backend = "nccl" if has_gpu else "gloo"
-    dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=RANK, world_size=WORLD_SIZE)
     device = torch.device("cuda", LOCAL_RANK) if has_gpu else torch.device("cpu")
-
+    if has_gpu:
+        torch.cuda.set_device(device)
+    backend, address = "nccl" if has_gpu else "gloo", f"tcp://{host}:{port}"
+    dist.init_process_group(backend, init_method=address, rank=RANK, world_size=WORLD_SIZE)
     torch.manual_seed(0)
     model = nn.Transformer(d_model=D_MODEL, batch_first=True).to(device)
     model = DistributedDataParallel(model, device_ids=[device] if has_gpu else None)

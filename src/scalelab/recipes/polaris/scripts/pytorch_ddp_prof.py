@@ -48,10 +48,12 @@ def print_communication(events):
 
 def main():
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if has_gpu else "gloo")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)  # or barrier() and synchronize() take GPU 0 on every rank
+    dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    local_rank, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     torch.manual_seed(0)
     model = nn.Transformer(d_model=D_MODEL, batch_first=True).to(device)
     model = DistributedDataParallel(model, device_ids=[device] if has_gpu else None)

@@ -62,9 +62,11 @@ def run_epoch(model, optimizer, loader, device):
 
 def main():
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    rank = dist.get_rank()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)  # or barrier() and synchronize() take GPU 0 on every rank
+    dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+    rank = dist.get_rank()
     if rank == 0 and not (flags.digits or flags.random):
         download(flags.data)
     dist.barrier()

@@ -61,9 +61,11 @@ def run_steps(sleep, rank, world_size, device):
 
 def main():
     has_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)  # or barrier() and synchronize() take GPU 0 on every rank
+    dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     found = []
     for sleep in (0.0, SLEEP):
         gathered = [None] * world_size
