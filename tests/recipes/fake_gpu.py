@@ -16,9 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 MB = 2**20
 PEAK, RESERVED = round(3076.27 * MB), 15890 * MB
 """As published."""
+TOO_LARGE = 64
+"""The batch that is out of memory."""
 COUNTED = {
     "is_available": lambda: True,
     "reset_peak_memory_stats": lambda: None,
+    "synchronize": lambda: None,
+    "empty_cache": lambda: None,
     "max_memory_allocated": lambda: PEAK,
     "memory_reserved": lambda: RESERVED,
 }
@@ -26,6 +30,13 @@ COUNTED = {
 
 def put_gpu() -> None:
     draw: Any = torch.randint
+
+    def embed(self: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.ndim > 1 and len(tokens) >= TOO_LARGE:
+            raise torch.OutOfMemoryError
+        return torch.nn.functional.embedding(tokens, self.weight)
+
+    torch.nn.Embedding.forward = embed  # type: ignore[method-assign]
     torch.randint = lambda *arguments, device: draw(*arguments)
     torch.nn.Module.to = lambda self, device: self  # type: ignore[assignment, method-assign]
     torch.Tensor.item = lambda self: 1.0  # type: ignore[assignment, method-assign]
