@@ -46,7 +46,9 @@ def test_cifar10_is_fetched_once_with_its_progress(
 ) -> None:
     monkeypatch.setattr(script, "URL", make_archive(tmp_path / "site").as_uri())
     script.download(tmp_path / "data")
-    assert capsys.readouterr().out.startswith("\r0%\r")
+    assert capsys.readouterr().out == "\r0% of 0 MB\r100% of 0 MB\n"
+    script.show_progress(10_376, 8192, 170_000_000)
+    assert capsys.readouterr().out == "\r50% of 170 MB"
     flags = SimpleNamespace(digits=False, random=False, images=50_000, data=tmp_path / "data")
     images = script.Images(flags)
     assert [images[number][1].item() for number in range(len(images))] == [3, 7]

@@ -78,6 +78,10 @@ class Images(Dataset):
         return (image - 0.4734) / 0.2516, self.labels[index]
 
 
+def show_progress(count, size, total):
+    print(f"\r{min(1, count * size / total):.0%} of {total / 1e6:.0f} MB", end="", flush=True)
+
+
 def download(directory):
     """Fetch and unpack CIFAR-10 unless it is there, with a line of progress."""
     if any(directory.rglob("data_batch_*.bin")):
@@ -85,8 +89,9 @@ def download(directory):
     directory.mkdir(parents=True, exist_ok=True)
     archive = directory / "cifar-10-binary.tar.gz"
     try:
-        urllib.request.urlretrieve(URL, archive, lambda n, size, total: print(f"\r{n * size / total:.0%}", end=""))
+        urllib.request.urlretrieve(URL, archive, show_progress)
     except OSError as error:
         raise SystemExit(f"{URL} is out of reach ({error}): put data_batch_*.bin into {directory}, or use --digits")
+    print()
     with tarfile.open(archive) as file:
         file.extractall(directory, filter="data")
