@@ -26,6 +26,8 @@ SCHEMA_VERSION = 2
 """Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
 BRIEF_CHARACTERS, BRIEF_ROWS = 420, 12
 """Of a paragraph and of a table in a brief report."""
+BRIEF_LINES, LINE_CHARACTERS = 15, 140
+"""Of all answers of a section in a brief report, as assignments limit an explanation; and of such a line."""
 BRIEF_WARNINGS = 5
 
 
@@ -133,6 +135,15 @@ class Section:
         asked, rest = self.split_question(paragraph)
         return asked + cut_text(rest, most - len(asked))
 
+    def cut_answers(self, most: int) -> tuple[str, ...]:
+        """The paragraphs of a brief report, the longest cut again until all of them are within its lines."""
+        found: tuple[str, ...] = ()
+        for length in range(most, min(most, BRIEF_CHARACTERS) - 1, -20):
+            found = tuple(self.cut_answer(words, length) for words in self.paragraphs[: self.num_answers])
+            if sum(math.ceil(len(words) / LINE_CHARACTERS) for words in found) <= BRIEF_LINES:
+                break
+        return found
+
     @property
     def is_empty(self) -> bool:
         return not (self.heading or self.paragraphs or self.tables or self.charts)
@@ -202,9 +213,7 @@ class Document:
         sections = [
             Section(
                 heading=section.heading,
-                paragraphs=tuple(
-                    section.cut_answer(words, most) for words in section.paragraphs[: section.num_answers]
-                ),
+                paragraphs=section.cut_answers(most),
                 tables=tuple(
                     _shorten_table(table, rows) for table in section.tables[: 1 - (place - num_more) // len(answered)]
                 ),
