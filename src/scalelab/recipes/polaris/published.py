@@ -200,6 +200,7 @@ def _check_link() -> Iterator[Check]:
     inside, between = (find_bus_bandwidth(link.seconds) for link in (ONE_NODE, TWO_NODES))
     slowdown = TWO_NODES.seconds / ONE_NODE.seconds
     links = NODE_LINK_BYTES_PER_SECOND / NETWORK_BYTES_PER_SECOND
+    rates = " and ".join(f"{rate / 1e9:.0f}" for rate in (NODE_LINK_BYTES_PER_SECOND, NETWORK_BYTES_PER_SECOND))
     yield Check(
         id="P4",
         claim=f"communication between nodes costs {LINK_RATIO} times that inside one",
@@ -210,7 +211,7 @@ def _check_link() -> Iterator[Check]:
         id="P4",
         claim="the network is the reason",
         computed=f"{LINK_STEPS} steps are {between / 1e9:.2f} GB/s bus bandwidth between nodes and"
-        f" {inside / 1e9:.1f} GB/s inside, and the links differ {links:.0f}×: the other factor of"
+        f" {inside / 1e9:.1f} GB/s inside, and the links differ {links:.0f}× ({rates} GB/s): the other factor of"
         f" {slowdown / links:.1f} is waiting or a wrong transport, which must be separated",
         holds=slowdown <= links,
     )
