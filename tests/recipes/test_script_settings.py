@@ -47,9 +47,9 @@ SETTINGS: dict[str, dict[str, object]] = {
 """Of scripts that run without flags. DIM and DEPTH are not printed: they are the practical's."""
 
 
-def read_settings(file: Path) -> dict[str, object]:
+def read_settings(file: Path) -> dict[str, Any]:
     """Constants, defaults of environment variables, and defaults of flags, by name."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             if isinstance(node.value, ast.Constant):
@@ -77,7 +77,9 @@ def test_settings_that_were_printed_are_the_printed_ones() -> None:
     assert scaling["S5A"]["delay_seconds"].text in str(SETTINGS["task5_a.py"]["DELAYS"]).split()
     cases = [",".join(scaling["S3"][f"{case}_{size}"].text for size in ("dim", "depth")) for case in ("small", "large")]
     assert [SETTINGS["task3_model_size.py"][case] for case in ("SMALL", "LARGE")] == cases
-    assert SETTINGS["pytorch_single_gpu.py"]["EPOCHS"] == polaris["P1"]["epochs"].number
+    single = read_settings(SCRIPTS["pytorch_single_gpu.py"])
+    assert single["EPOCHS"] == polaris["P1"]["epochs"].number
+    assert single["EPOCHS"] * single["SAMPLES"] // single["BATCH"] == 640, "the steps of 16.38 s"
     batches = [1, 4, 8, 16, 32, int(gpt2["G4"]["out_of_memory"].text)]
     assert SETTINGS["throughput.py"]["batches"] == batches
 
