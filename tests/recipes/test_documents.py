@@ -193,3 +193,15 @@ def test_a_plan_for_gpus_lists_every_row(
     rows = [row.id for row in RECIPES[name].make_rows("full")]
     assert re.findall(r"^(\w+) .*: ", printed, re.MULTILINE)[: len(rows)] == rows
     assert not re.search(r"^\w+ .*: nothing$", printed, re.MULTILINE)
+
+
+def test_an_index_names_every_assignment_and_what_it_contains(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no recipe is named, and on the page of all studies."""
+    assert command.main([]) == 2
+    out, err = capsys.readouterr()
+    printed = " ".join((out + err).replace("\u00a0", " ").split())
+    page = (Path(__file__).parents[2] / "docs" / "studies" / "index.md").read_text(encoding="utf-8")
+    for name, recipe in RECIPES.items():
+        rows = ", ".join(f"{row.id} {row.title}" for row in recipe.make_rows("small"))
+        assert f"{name} {recipe.title} ({recipe.assignment}) {rows}" in printed
+        assert f"| [{name}](../recipes/{name}.md) | {recipe.assignment} | {rows} |" in page

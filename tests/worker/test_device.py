@@ -11,6 +11,7 @@ import torch
 
 import scalelab
 from scalelab.errors import UsageError
+from scalelab.launch.agreement import Assignment
 from scalelab.records.settings import DEVICES, DeviceChoice, find_kind
 from scalelab.worker.device import (
     DRIVERS,
@@ -22,6 +23,8 @@ from scalelab.worker.device import (
     list_activities,
 )
 from scalelab.worker.doctor.self_test import run_self_test
+from scalelab.worker.worker import prepare_process
+from tests.worker.trials import make_trial
 
 PACKAGE = Path(scalelab.__file__).parent
 SEAM = PACKAGE / "worker" / "device.py"
@@ -83,3 +86,12 @@ def test_the_self_test_of_a_cpu_trains() -> None:
 def test_the_self_test_stops_where_there_is_no_device() -> None:
     (check,) = run_self_test("cuda")
     assert (check.name, check.figure, check.is_right) == ("devices", "0", False)
+
+
+def test_a_rank_computes_with_its_threads_on_the_device_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it joins the others: torchrun's OMP_NUM_THREADS=1 and NCCL's guess of a device do not matter."""
+    done: list[object] = []
+    monkeypatch.setattr("torch.set_num_threads", done.append)
+    monkeypatch.setattr("scalelab.worker.worker.choose_device", lambda *arguments: done.append(arguments))
+    prepare_process(make_trial(threads_per_rank=3), Assignment(directory="", rank=5, cores=(), local_rank=1))
+    assert done == [3, ("cpu", 5, 1)]
