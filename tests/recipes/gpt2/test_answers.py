@@ -10,7 +10,14 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import Compared
 from scalelab.recipes.gpt2.batches import answer_sweep, name_fastest, note_missing
 from scalelab.recipes.gpt2.one_device import explain_published
-from scalelab.recipes.gpt2.rows import answer_g5, describe_sharding, explain_loss, explain_unsharded, make_g5
+from scalelab.recipes.gpt2.rows import (
+    answer_g5,
+    describe_sharding,
+    explain_loss,
+    explain_unsharded,
+    make_g5,
+    name_slower,
+)
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import StepKind, StepSample, TrialResult
@@ -130,3 +137,11 @@ def test_a_training_run_of_several_launches_has_an_interval() -> None:
     assert answer.main.ours.low is not None
     (ddp,) = answer.questions
     assert "20 steps took 412 ± 8 ms on one rank and 206 ± 4 ms with DDP on 2, 2.00 ± 0.00 times as fast" in ddp.answer
+
+
+def test_one_takes_longer_and_two_take_longer() -> None:
+    assert [name_slower(names) for names in ((), ("fsdp-full",), ("fsdp-full", "fsdp-none"))] == [
+        "",
+        "fsdp-full takes longer than DDP. ",
+        "fsdp-full and fsdp-none take longer than DDP. ",
+    ]

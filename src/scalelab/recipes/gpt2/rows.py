@@ -181,7 +181,7 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             for name, ratio in ratios.items()
         )
         slower = [name for name, ratio in ratios.items() if judge(ratio) is Verdict.SLOWER]
-        lead = f"{' and '.join(slower)} take longer than DDP. " if slower else ""
+        lead = name_slower(slower)
         lead = lead if is_told else "Whether FSDP takes longer than DDP is unresolved. "
         answers["fsdp"] = (
             f"{lead}Time over DDP's: {listed} (from the published times: FULL_SHARD {full},"
@@ -190,6 +190,12 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             f" {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
     return answers
+
+
+def name_slower(names: Sequence[str]) -> str:
+    """`fsdp-full takes longer than DDP. `; empty without names."""
+    verb = "take" if len(names) > 1 else "takes"
+    return f"{' and '.join(names)} {verb} longer than DDP. " if names else ""
 
 
 def measure_gap(outcomes: Outcomes) -> Estimate | None:
