@@ -132,6 +132,7 @@ def test_operations_follow_from_shapes() -> None:
         "aten::convolution", [[10, 64, 56, 56], [128, 64, 3, 3]], ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False"]
     )
     assert convolution.num_operations == 2 * (10 * 128 * 28 * 28) * 64 * 9
+    assert convolution.num_bytes == 2 * (10 * 64 * 56 * 56 + 128 * 64 * 9 + 10 * 128 * 28 * 28)
     flash = "aten::_scaled_dot_product_flash_attention"
     queries = [[2, 8, 128, 64]] * 3
     assert read(flash, queries, ["", "", "", "0.", "False"]).num_operations == 4 * 2 * 8 * 128 * 128 * 64

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scalelab.trace.alignment import find_increasing
-from scalelab.trace.pairing import Ends, pair_close, pair_ends
+from scalelab.trace.pairing import CLOSE_NS, Ends, pair_close, pair_ends, repeats
 
 SECOND = 1_000_000_000
 RNG = np.random.default_rng
@@ -103,3 +103,11 @@ def test_different_kinds_are_never_paired() -> None:
 def test_the_longest_increasing_list_is_found() -> None:
     assert find_increasing(np.array([3, 1, 2, 9, 4, 5])).tolist() == [1, 2, 4, 5]
     assert find_increasing(np.array([], dtype=np.intp)).tolist() == []
+
+
+@pytest.mark.parametrize(("period", "num"), [(1, 20), (2, 20), (1, 3)])
+def test_a_list_repeats_from_one_collective_on(period: int, num: int) -> None:
+    even = make_ends(np.arange(num), 1_000_000.0 * np.arange(num) + 100_000.0 * (np.arange(num) % period))
+    assert repeats(even, CLOSE_NS)
+    uneven = make_ends(np.arange(num), 1_000_000.0 * np.arange(num) ** 1.5)
+    assert not repeats(uneven, CLOSE_NS)
