@@ -266,6 +266,18 @@ def test_samples_that_one_pass_takes_several_times_count_once(tmp_path: Path) ->
     assert (session.num_passes, session.step_samples, session.batch_samples) == (1, 5, 5)
 
 
+def test_features_without_a_batch_are_one_sample(tmp_path: Path) -> None:
+    def loop(model: nn.Module, _: Iterator[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            sum(model(torch.randn(8)).sum() for _ in range(4)).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+    session, _ = watch(loop, tmp_path)
+    assert (session.step_samples, session.batch_samples) == (4, 1)
+
+
 def test_stages_of_a_pipeline_share_samples() -> None:
     stage = object.__new__(PipelineStage)
     stage.group_size, stage.submod = 4, nn.Linear(4, 4)

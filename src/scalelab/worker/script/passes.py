@@ -200,7 +200,7 @@ class TrainedModules:
         self._recent.add(id(module))
         if self.input_mark is None:
             self.input_mark = mark_inputs(inputs)
-        samples = find_samples(inputs, self._told_batch)
+        samples = count_samples(inputs, self._told_batch)
         if samples and not self._facts.has_closure and not self._is_repeated(place, inputs):
             self._facts.forwards.setdefault(place, []).append(samples)
 
@@ -217,6 +217,13 @@ class TrainedModules:
     def _after(self, *_: object) -> None:
         if not (is_compiling() or torch._C._is_tracing()):
             self._depth -= 1
+
+
+def count_samples(inputs: Any, told_batch: int | None) -> int | None:
+    """The samples of a pass; features without a batch, as the state of an environment, are one."""
+    samples, tensors = find_samples(inputs, told_batch), list_tensors(inputs)
+    is_vector = len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].is_floating_point()
+    return 1 if is_vector and samples != told_batch else samples
 
 
 def find_owners(wanted: Container[int]) -> list[nn.Module]:
