@@ -41,7 +41,9 @@ def test_a_clock_that_drifts_is_followed(tmp_path: Path) -> None:
 def test_the_base_times_of_the_headers_count(tmp_path: Path) -> None:
     builders = reduce_on_time([(0, 10)] * 3)
     builders[1].base_ns = 2_000_000_000
-    assert match(write_job(tmp_path, builders)).clocks[1].offset_ns == 2_000_000_000
+    matching = match(write_job(tmp_path, builders))
+    assert matching.clocks[1].offset_ns == 2_000_000_000
+    assert matching.groups[0].waiting_ns.tolist() == [[10_000, 0]] * 3
 
 
 def test_a_base_time_that_no_clock_gives_is_none(tmp_path: Path) -> None:
