@@ -353,6 +353,8 @@ def test_a_series_is_doubted_beyond_a_tenth_of_gain_or_all_of_the_peak():
 def test_a_throughput_looks_like_one_of_a_device_from_twice_the_ranks_on(ranks, is_doubted):
     series = ScalingSeries(label="job", throughput=dict.fromkeys(ranks, 10.0))
     assert series.looks_per_rank is is_doubted
+    assert not replace(series, is_time=True).looks_per_rank
+    assert not replace(series, is_per_rank=True).looks_per_rank
 
 
 def test_the_tables_own_column_comes_back():
