@@ -35,6 +35,8 @@ UNFINISHED = CautionKind("unfinished", "planned trials have no result yet", "fai
 RECORDING = CautionKind("recording", "the script that records this run is still running", "note")
 OTHER_HOST = CautionKind("other-host", "ranks ran on another host than the one described", "note", ("num_hosts",))
 NEIGHBOUR = CautionKind("neighbour", "another run measured on the same cores at the same time", "noise", ("num_runs",))
+MOST_NAMED = 3
+"""Runs that the warning names."""
 
 
 def run_study(
@@ -134,12 +136,18 @@ def watch_neighbours(store: RunStore, study: Study, listener: Listener) -> Itera
         )
 
 
+def list_some(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    left_out = len(names) - MOST_NAMED
+    return ", ".join(names) if left_out <= 1 else f"{', '.join(names[:MOST_NAMED])} and {left_out} more"
+
+
 def warn_of_neighbours(store: RunStore) -> Iterator[Caution]:
     names = list(dict.fromkeys(Path(run).name for run in read_neighbours(store.path)))
     if names:
         yield NEIGHBOUR(
             ", ".join(names),
-            f"another run of scalelab measured on the same cores at the same time: {', '.join(names)}",
+            f"another run of scalelab measured on the same cores at the same time: {list_some(names)}",
             "measure again when nothing else runs, or give each its own cores with taskset",
             num_runs=len(names),
         )
