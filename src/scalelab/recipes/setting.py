@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalelab.recipes.recipe import Outcomes
-from scalelab.records.trial import Status, StepKind, Trial
+from scalelab.records.trial import Status, StepKind, Trial, TrialResult
 from scalelab.units import format_count
 from scalelab.workloads.catalogue import BUILT_IN, TransformerOptions, make_options
 from scalelab.workloads.gpt2_options import Gpt2Options
@@ -25,16 +25,32 @@ def describe_setting(outcomes: Outcomes) -> str:
     """What was run, steps × launches, and how many of them are warm-up; empty where no step was timed."""
     results = [result for outcome in outcomes.values() for result in outcome.results]
     completed = [result for result in results if result.status is Status.COMPLETED]
-    counted = [(len(result.step_seconds(StepKind.CLEAN)), result.trial) for result in completed]
-    trials = [trial for num_steps, trial in counted if num_steps and trial.workload]
-    if not trials:
+    counted = [(count_steps(result), result.trial) for result in completed]
+    known = [(num_steps, trial) for num_steps, trial in counted if num_steps and trial.workload]
+    if not known:
         return ""
-    steps = sorted({num_steps for num_steps, _ in counted} - {0})
-    rounds, seeds = max(trial.round for trial in trials), len({trial.seed for trial in trials})
-    times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
+    sampled = [pair for pair in known if pair[1].training_run is None]
+    trained = [pair for pair in known if pair[1].training_run is not None]
+    said = [f"{describe_steps(sampled)}{describe_dropped(outcomes)}"] if sampled else []
+    if trained:
+        said.append(f"{'training runs of ' if sampled else ''}{describe_steps(trained)}")
     num_forecasts = sum(result.trial.is_forecast for result in completed)
-    also = f"; {format_count(num_forecasts, 'forecast')}" if num_forecasts else ""
-    return f"{describe_trials(trials)} · {join_some(steps)} steps × {times}{describe_dropped(outcomes)}{also}"
+    said += [format_count(num_forecasts, "forecast")] if num_forecasts else []
+    return f"{describe_trials([trial for _, trial in known])} · {'; '.join(said)}"
+
+
+def count_steps(result: TrialResult) -> int:
+    """Those that are timed; of a training run also those under the profiler."""
+    kinds = (StepKind.CLEAN, *((StepKind.PROFILED,) if result.trial.training_run else ()))
+    return sum(len(result.step_seconds(kind)) for kind in kinds)
+
+
+def describe_steps(counted: Sequence[tuple[int, Trial]]) -> str:
+    """`2, 12 steps × 6 launches`; of seeds that are launched once, these."""
+    steps = sorted({num_steps for num_steps, _ in counted})
+    rounds, seeds = max(trial.round for _, trial in counted), len({trial.seed for _, trial in counted})
+    times = format_count(seeds, "seed") if rounds == 1 and seeds > 1 else format_count(rounds, "launch")
+    return f"{join_some(steps)} steps × {times}"
 
 
 def describe_dropped(outcomes: Outcomes) -> str:
