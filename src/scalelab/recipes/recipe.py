@@ -133,7 +133,7 @@ class Row:
     reads: str = ""
     """The row whose parts these are, where it measures nothing of its own."""
     cites: Mapping[str, str] = field(default_factory=dict)
-    """Parts of other rows that its answer quotes where they ran: the row of each."""
+    """Parts of other rows that its answer quotes where they ran: the row of each, or `P1.train` under another name."""
     num_tables: int | None = None
     """How many tables of each of its studies it shows. None: 1 where it has tables of its own, else 2."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -144,6 +144,8 @@ class Row:
     """What the overview says of a row with nothing to run; empty: what became of its parts."""
     expects: Callable[[TrialResult], bool] = lambda _: False
     """Whether a failure is the published one, and so no failure of the run; the trial is as its study names it."""
+    is_extra: bool = False
+    """Whether the assignment does not ask for it: a brief report leaves it out."""
     accounts_memory: bool = False
     """Whether the first launch of every configuration accounts for the memory of a further step, byte by byte."""
 

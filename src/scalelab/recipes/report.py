@@ -17,7 +17,7 @@ from scalelab.recipes.evidence import (
     learns_nothing,
     list_tables,
     print_published,
-    say,
+    say_wide,
 )
 from scalelab.recipes.recipe import Answer, Check, Main, Outcome, Outcomes, Row, Size
 from scalelab.recipes.setting import describe_setting
@@ -27,7 +27,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, Find
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
-from scalelab.units import format_count, format_quantity, format_share, is_known
+from scalelab.units import format_count, format_quantity, format_share
 
 ROWS = FindingKind(
     "reproduction",
@@ -52,7 +52,7 @@ MOST_CHARTS = 4
 """Of one row; the others are in the studies themselves."""
 MOST_NAMED = 4
 """Configurations that a merged warning names."""
-AGREES, UNRESOLVED, OTHER_SETUP, IMPRECISE = "agrees", "unresolved", "other setup", "too imprecise"
+AGREES, OTHER_SETUP, IMPRECISE = "agrees", "other setup", "too imprecise"
 WIDEST = 0.25
 """Of a number: with a wider interval, agreement says nothing."""
 VERDICT_NOTES = (
@@ -98,8 +98,6 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     if not main.is_alike or not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
         return OTHER_SETUP
     ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
-    if not is_known(ours):
-        return UNRESOLVED
     low, high = (ours.value if end is None else end for end in (ours.low, ours.high))
     if low <= main.published <= high:
         return IMPRECISE if max(high - ours.value, ours.value - low) > WIDEST * abs(ours.value) else AGREES
@@ -107,10 +105,10 @@ def judge_main(main: Main | None, size: Size) -> str | None:
 
 
 def say_main(main: Main) -> str | None:
-    """A main number as the sentences of its row have it: without ± where its interval is wider than the number."""
+    """A main number with its interval, however wide, as a verdict rests on both."""
     if main.ours is None:
         return None
-    said = say(main.quantity, main.ours)
+    said = say_wide(main.quantity, main.ours)
     return format_quantity(main.quantity, main.ours) if said == "unknown" else said
 
 
@@ -222,7 +220,7 @@ def make_section(one: Concluded) -> Section:
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
         paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
-        num_answers=None if one.row.state and not answers else len(lead),
+        num_answers=None if one.row.is_extra or (one.row.state and not answers) else len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=one.answer.charts or tuple(choose_charts(named)),

@@ -238,7 +238,7 @@ class Reproduce(Study):
 
     def _conclude_row(self, row: Row, outcomes: Mapping[tuple[str, str], Outcome]) -> Concluded:
         own = {key: found for key in row.parts if (found := outcomes[row.prefix, key]).results}
-        cited = {key: outcomes.get((other.lower(), key)) for key, other in row.cites.items()}
+        cited = {key: outcomes.get(find_cited(key, other)) for key, other in row.cites.items()}
         answer = row.conclude({key: found for key, found in cited.items() if found and found.results} | own)
         if row.state and answer.sentences:
             answer = replace(answer, sentences=(*answer.sentences, f"The command that repeats it: {self.command}"))
@@ -329,6 +329,12 @@ def _place(row: Row, device: Literal["auto", "cpu", "cuda"], size: Size) -> Row:
         placed: Study = replace(study, job=replace(study.job, device=device))
         parts[key] = limit_memory(placed) if size == "full" else placed
     return replace(row, parts=parts)
+
+
+def find_cited(key: str, cited: str) -> tuple[str, str]:
+    """Row and part that a row cites as `key`: that of `P1.train`, or of the same name."""
+    row, _, part = cited.partition(".")
+    return row.lower(), part or key
 
 
 def _split_name(trial: Trial) -> tuple[tuple[str, str], Trial]:

@@ -291,7 +291,14 @@ def make_r7(size: Size) -> Row:
     )
     optimizers = PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size, rounds=3))
     parts = {"workers": workers, "optimizers": optimizers}
-    return Row(id="R7", title="Loader workers and optimizers", parts=parts, conclude=answer_r7, num_tables=1)
+    return Row(
+        id="R7",
+        title="Loader workers and optimizers",
+        parts=parts,
+        conclude=answer_r7,
+        num_tables=1,
+        is_extra=True,
+    )
 
 
 def answer_r7(outcomes: Outcomes) -> Answer:
