@@ -8,7 +8,7 @@ A published figure is text: it keeps the digits and the unit that it was printed
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -196,15 +196,21 @@ def list_totals(outcome: Outcome | None) -> dict[int, float]:
     }
 
 
-def sum_training(outcome: Outcome | None) -> Estimate | None:
-    """All steps of a training run, over its launches."""
-    totals = list_totals(outcome)
+ListTimes = Callable[[Outcome | None], dict[int, float]]
+"""A time of every launch of a training run."""
+
+
+def sum_training(outcome: Outcome | None, list_times: ListTimes = list_totals) -> Estimate | None:
+    """The time of a training run over its launches: by default that of all steps."""
+    totals = list_times(outcome)
     return estimate_location(list(totals.values())) if totals else None
 
 
-def divide_trainings(numerator: Outcome | None, denominator: Outcome | None) -> Estimate | None:
+def divide_trainings(
+    numerator: Outcome | None, denominator: Outcome | None, list_times: ListTimes = list_totals
+) -> Estimate | None:
     """The whole time of one training run over that of another, launch by launch: a row's launches take turns."""
-    above, below = list_totals(numerator), list_totals(denominator)
+    above, below = list_times(numerator), list_times(denominator)
     shared = sorted(above.keys() & below.keys())
     if len(shared) > 1:
         return estimate_ratio([[above[launch]] for launch in shared], [[below[launch]] for launch in shared])

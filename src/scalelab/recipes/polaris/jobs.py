@@ -24,12 +24,14 @@ from scalelab.launch.batch.site import Site
 from scalelab.recipes.evidence import RepeatedTraining
 from scalelab.recipes.feasibility import NO_BATCH_SYSTEM, SubmittedTraining, choose, find_batch_system, make_sized_job
 from scalelab.recipes.polaris import published
-from scalelab.recipes.recipe import Answer, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.recipe import Answer, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.environment import installed_version
 from scalelab.records.launchers import Scheduler
 from scalelab.records.settings import Optimization, TrainingRun
+from scalelab.records.tasks import StepSample
 from scalelab.records.trial import Option, Status, Trial, TrialResult
 from scalelab.report.tables import make_table, text_column
+from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.cautions import VERBS
 from scalelab.studies.shared.job import Job
 from scalelab.workloads.catalogue import TransformerOptions
@@ -99,6 +101,29 @@ def make_training(size: Size, *, ranks: int, full_epochs: int, profile_active: i
     )
 
 
+def count_steps(arm: Arm, epochs: int) -> int:
+    samples = int(arm.trial.options.get("samples", published.SAMPLES))
+    return epochs * samples // arm.trial.global_batch
+
+
+def list_durations(outcome: Outcome | None) -> dict[int, float]:
+    """A training run from the start of its first step to the end of its last, on its slowest rank, by launch.
+
+    Unlike the sum of its steps it has what comes between them: a profiler that starts and writes its trace.
+    """
+    found = {}
+    for result in outcome.results if outcome else ():
+        ranks: dict[int, list[StepSample]] = {}
+        for sample in result.samples:
+            ranks.setdefault(sample.rank, []).append(sample)
+        if result.status is Status.COMPLETED and ranks:
+            found[result.trial.round] = max(
+                max(one.start_seconds + one.step_seconds for one in own) - min(one.start_seconds for one in own)
+                for own in ranks.values()  # of one rank, as clocks of hosts differ
+            )
+    return found
+
+
 NUM_NODES = 2
 NUM_STEPS = 2
 SITE = Site(
@@ -160,7 +185,7 @@ def answer_p9(outcomes: Outcomes) -> Answer:
         directives,
         text_column("directive", "#PBS", lambda words: " ".join(words)),
         text_column("meaning", "sets", lambda words: MEANINGS[name_directive(words)]),
-        title="Job script for PBS",
+        title="Job script for PBS, generated",
     )
     sentence = (
         f"A job of {NUM_NODES} nodes, scattered, in queue {SITE.queue} for {SITE.wall_time} on account {SITE.account}"
@@ -183,14 +208,14 @@ def describe_job(result: TrialResult) -> str:
     elif note is None and result.trial.launcher != SITE.scheduler and result.reason != NO_BATCH_SYSTEM:
         where = (
             f"No job of {NUM_NODES} nodes was submitted: the job is for PBS, and there is no PBS here; the batch system"
-            f" found is {result.trial.launcher}, which took no job"
+            f" found is {result.trial.launcher}, which accepted no job"
         )
     elif note is None:
         where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
     elif len(result.reason) <= MOST_QUOTED:
         where = f"{submitted} and rejected: {result.reason}"
     else:
-        where = f"Not submitted: {note.scheduler} here took no job of {NUM_NODES} nodes"
+        where = f"Not submitted: {note.scheduler}, the batch system found here, accepted no job of {NUM_NODES} nodes"
     return f"{where} (published: {published.REJECTION.replace('`', '')})."
 
 
