@@ -10,14 +10,16 @@ import pytest
 
 from scalelab.launch.ranks.mpi import BY_MPI
 from scalelab.launch.stepped import StepLauncher
-from scalelab.recipes.polaris.ranks import LAUNCHERS, describe_ranks, make_p2
+from scalelab.recipes.polaris.device import make_p1
+from scalelab.recipes.polaris.discovery import LAUNCHERS
+from scalelab.recipes.polaris.ranks import compare_methods, compare_runs, describe_ranks, make_p2
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.files import write_trial
 from scalelab.records.launchers import LauncherName
 from scalelab.records.observations import RankReport, RankSource
-from scalelab.records.tasks import Measure
-from scalelab.records.trial import Status, StepPlan, Trial, TrialResult, not_run
+from scalelab.records.tasks import Measure, StepSample
+from scalelab.records.trial import Status, StepKind, StepPlan, Trial, TrialResult, not_run
 from tests.launch.programs import make_step
 
 PLAN = StepPlan(lead_in_steps=1, clean_steps=2, phase_steps=0, comm_free_steps=0)
@@ -99,6 +101,38 @@ def test_sources_and_launchers_that_are_not_here_are_lines_with_the_reason() -> 
     (line,) = read_table(missing)
     assert (line[0], line[-1]) == ("slurm", "not run")
     assert missing.sentences[0] == "Not run: slurm: no allocation."
+
+
+def time_runs(part: str, seconds: float) -> Outcome:
+    """Every launch of a training run with two steps, from the start of one to the end of the other."""
+    study = make_p2("small").parts["train"] if part == "train" else make_p1("small").parts["train"]
+    results = []
+    for trial in study.plan():
+        starts = (0.0, seconds * (1 + trial.round / 1000) - 0.1)
+        ranks = range(trial.num_ranks)
+        steps = (
+            StepSample(rank, step, StepKind.CLEAN, start, 0.1) for rank in ranks for step, start in enumerate(starts)
+        )
+        results.append(TrialResult(trial=trial, status=Status.COMPLETED, samples=tuple(steps)))
+    return Outcome(study=study, results=tuple(results), document=None)
+
+
+def test_efficiency_is_of_whole_runs_as_published() -> None:
+    """Four ranks train in half the time of one: twice as fast, efficiency one half."""
+    runs = {"single": time_runs("single", 2.0), "train": time_runs("train", 1.0)}
+    efficiency = compare_runs(runs["single"], runs["train"])
+    assert efficiency is not None
+    assert efficiency.value == pytest.approx(0.5)
+    assert compare_runs(None, runs["train"]) is None
+    finding = make_p2("small").conclude(runs)
+    assert finding.sentences[0].startswith("4 ranks train as many epochs 2.000")
+    assert "16.38 / 4.50 = 3.64 and 16.38 / 4.61 = 3.55 times, 91 % and 89 %" in finding.sentences[0]
+    assert finding.main is not None
+    assert finding.main.ours == efficiency
+
+
+def test_only_a_split_by_shared_memory_counts_the_ranks_of_a_node() -> None:
+    assert "gives devices 3, 0, 1, 2 on the second of two nodes with 3 and 4 ranks" in compare_methods()
 
 
 @pytest.mark.parametrize(

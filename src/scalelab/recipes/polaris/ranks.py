@@ -10,41 +10,39 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.answers.train import TrainStudy
-from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
+from scalelab.launch.ranks.mpi import BY_MPI
 from scalelab.launch.ranks.placement import format_mask
 from scalelab.recipes.evidence import (
-    UNTOLD,
     Compared,
+    compare_estimates,
     divide_steps,
     find_arm,
     find_completed,
     keep_tables,
     list_spread,
     make_beside_table,
-    say,
+    say_wide,
     scale,
     sum_training,
 )
 from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.jobs import make_training, make_training_job, print_seconds
+from scalelab.recipes.polaris.discovery import LAUNCHERS, find_difference, list_said, make_rank_table
+from scalelab.recipes.polaris.jobs import list_durations, make_training, make_training_job, print_seconds
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.launchers import LAUNCHERS as RECORDS
 from scalelab.records.launchers import MPI, LauncherName
-from scalelab.records.observations import Instrument, RankReport, RankSource
+from scalelab.records.observations import Instrument
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
-from scalelab.report.tables import count_column, make_table, text_column
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_count, format_share
+from scalelab.units import format_count, format_quantity, format_share
 
-LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
-BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 DISCOVERY_STEPS = 2
 REPORTS = {"A": "rank % devices", "B": "Split_type"}
 """By how the two reports of the homework find local ranks."""
@@ -67,6 +65,7 @@ def make_p2(size: Size) -> Row:
         conclude=partial(answer_p2, size),
         num_tables=0,
         shows=("scaling",),
+        cites={"single": "P1.train"},
     )
 
 
@@ -97,52 +96,85 @@ def start_by(launcher: LauncherName, train: TrainStudy) -> Discovery:
 
 
 def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
-    scaling = outcomes.get("scaling")
-    plain = find_arm(scaling, strategy="single")
-    spread = list_spread(scaling)
-    table, main, sentences = None, None, []
-    if plain is not None and spread:
-        ranks = spread[-1].trial.num_ranks
-        efficiency = divide_steps(plain, spread[-1])
-        speedup = scale(efficiency, ranks)
-        there = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
-        lines = [
-            Compared(f"{ranks} ranks, started by scalelab", efficiency, None),
-            *(
-                Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, share)
-                for name, share in there.items()
-            ),
-        ]
-        title = "Efficiency: speedup of an epoch over ranks"
-        table = make_beside_table("share", lines, title=title, size=size, notes=(ONE_RUN,))
+    one, train = outcomes.get("single"), find_arm(outcomes.get("train"))
+    totals = [sum_training(outcome, list_durations) for outcome in (one, outcomes.get("train"))]
+    whole = compare_runs(one, outcomes.get("train"))
+    steps = compare_steps(outcomes.get("scaling"))
+    efficiency = whole or steps
+    published_shares = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
+    arm = train if whole else next(iter(list_spread(outcomes.get("scaling"))[-1:]), None)
+    main, sentences = None, []
+    if efficiency is not None and arm is not None:
+        ranks, bound = arm.trial.num_ranks, _bound_efficiency(arm, efficiency)
         fewer = "" if ranks == published.NUM_RANKS else f"; published on {published.NUM_RANKS}"
-        what, is_alike = f"efficiency on {ranks} ranks{fewer}", not _bound_efficiency(spread[-1])
-        main = Main("share", what, efficiency, there["A"], is_alike=is_alike)
-        sentences.append(
-            f"{ranks} ranks run an epoch {say('ratio', speedup)} times as fast as one device, efficiency"
-            f" {say('share', efficiency)} (from the published times: {_list_speedups()} on {published.NUM_RANKS})"
-            f"{_bound_efficiency(spread[-1], efficiency)}."
+        main = Main(
+            "share",
+            f"efficiency on {ranks} ranks{fewer}",
+            efficiency,
+            published_shares["A"],
+            is_alike=not bound,
         )
-    total = sum_training(outcomes.get("train"))
-    seconds_table = make_beside_table(
-        "seconds",
-        [
-            Compared("all steps, started by scalelab", total, None),
-            *(
-                Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, there, print_seconds(there))
-                for name, there in published.RANKS_SECONDS.items()
-            ),
-        ],
-        title="The training run on more ranks",
-        size=size,
-    )
+        took = f", in {say_wide('seconds', totals[1])} against {say_wide('seconds', totals[0])}" if whole else ""
+        what = "train as many epochs" if whole else "run a step of as many samples"
+        sentences.append(
+            f"{ranks} ranks {what} {say_wide('ratio', scale(efficiency, ranks))} times as fast as one device{took},"
+            f" efficiency {say_wide('share', efficiency)} (published: {_list_speedups()}){bound}."
+            f"{_compare_ways(whole, steps)}"
+        )
+    lines = [
+        Compared("whole runs, one after the other", whole, None),
+        Compared("steps, in turns", steps, None),
+        *(
+            Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, share)
+            for name, share in published_shares.items()
+        ),
+    ]
+    title = "Efficiency: speedup over ranks"
+    table = make_beside_table("share", lines, title=title, size=size, notes=(ONE_RUN,))
     sentences += [*describe_ranks(outcomes.get("train")), *describe_launchers(outcomes)]
+    answers = answer_discovery(outcomes) if sentences else {}
     return Answer(
         main=main,
-        tables=keep_tables(table, seconds_table, make_rank_table(outcomes)),
+        tables=keep_tables(table, make_seconds_table(size, *totals), make_rank_table(outcomes)),
         sentences=tuple(sentences),
-        questions=pair_questions("polaris", "P2", answer_discovery(outcomes) if sentences else {}),
+        questions=pair_questions("polaris", "P2", answers | ({"speedup": sentences[0]} if main else {})),
     )
+
+
+def compare_runs(one: Outcome | None, train: Outcome | None) -> Estimate | None:
+    """Efficiency as published: the whole run on one device over that on more ranks, which both train every epoch."""
+    arm, totals = find_arm(train), [list(list_durations(outcome).values()) for outcome in (one, train)]
+    if arm is None or not all(totals):
+        return None
+    return scale(estimate_unpaired_ratio(*([[total] for total in found] for found in totals)), 1 / arm.trial.num_ranks)
+
+
+def compare_steps(scaling: Outcome | None) -> Estimate | None:
+    """The same from steps that took turns: each rank has as many samples in a step as the one device."""
+    plain, spread = find_arm(scaling, strategy="single"), list_spread(scaling)
+    return divide_steps(plain, spread[-1]) if plain is not None and spread else None
+
+
+def _compare_ways(whole: Estimate | None, steps: Estimate | None) -> str:
+    """Both efficiencies, where there are two."""
+    if whole is None or steps is None:
+        return ""
+    apart = ": the load changed in between" if compare_estimates(whole, steps) else ""
+    return f" From steps that took turns it is {say_wide('share', steps)}{apart}."
+
+
+def make_seconds_table(size: Size, one: Estimate | None, total: Estimate | None) -> Table | None:
+    single = published.SINGLE_SECONDS
+    lines = [
+        Compared("1 rank (P1)", one, single, print_seconds(single)),
+        Compared("more ranks, started by scalelab", total, None),
+        *(
+            Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, there, print_seconds(there))
+            for name, there in published.RANKS_SECONDS.items()
+        ),
+    ]
+    title = "The training run on more ranks"
+    return make_beside_table("seconds", lines if one else lines[1:], title=title, size=size) if total else None
 
 
 def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
@@ -152,7 +184,7 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
     }
     reports = [report for result in found.values() for report in result.ranks]
     asked = {said.source for report in reports for said in report.sources if not said.reason}
-    by_mpi = "mpiexec did not run here, so nothing was measured of either"
+    by_mpi = "mpiexec did not run here, so neither was tested"
     if BY_MPI in asked:
         wrong = [name for name, result in found.items() if any(_list_wrong(result, BY_MPI))]
         by_mpi = f"Here MPI gave the true ranks {'everywhere' if not wrong else 'not under ' + ', '.join(wrong)}"
@@ -160,22 +192,32 @@ def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
     answers = {
         "mapping": f"{_judge_sources(found, asked)}. {_compare_sources(found)}.{_name_absent(outcomes)}"
         if found
-        else f"{UNTOLD}: no launcher ran.",
-        "portable": "Yes, by what each needs: Get_rank and Split_type belong to MPI, so they exist under every MPI and"
-        " count what really shares a node, but need mpi4py built against the launcher's MPI. The variables of PALS take"
-        f" two lines and no package, and exist on systems with PALS only. {by_mpi}; {pals}.",
+        else "Not tested: no launcher ran.",
+        "portable": "Yes, by what each needs: Get_rank and Split_type exist under every MPI, but need mpi4py built"
+        " against the launcher's; the variables of PALS need no package, but exist only on systems with PALS."
+        f" {compare_methods()} {by_mpi}; {pals}.",
     }
     by_launcher = "mpi" if find_completed(outcomes.get("mpi")) else "train"
-    absent = () if by_launcher == "mpi" else (f"{UNTOLD} of mpiexec, which did not run here.",)
+    absent = () if by_launcher == "mpi" else ("Not tested: mpiexec did not run here.",)
     pinned = " ".join((*absent, *describe_ranks(outcomes.get(by_launcher))))
     return answers | ({"affinity": pinned} if pinned else {})
+
+
+def compare_methods() -> str:
+    """Split_type against rank % devices, where the latter is wrong."""
+    uneven = [[0, 1, 2], [3, 4, 5, 6]]
+    devices = ", ".join(map(str, published.take_remainders(uneven, published.NUM_DEVICES)[1]))
+    return (
+        "Only Split_type counts the ranks that share a node: RANK % device_count gives devices"
+        f" {devices} on the second of two nodes with {len(uneven[0])} and {len(uneven[1])} ranks."
+    )
 
 
 def _judge_sources(found: Mapping[str, TrialResult], asked: Collection[str]) -> str:
     told = [(result, report) for result in found.values() for report in result.ranks if report.sources]
     if any(find_difference(*pair, said) for pair in told for said in list_said(pair[1]) if not said.reason):
         return "Not by every source"
-    return "Yes" if BY_MPI in asked else "Not shown: the claim is about ranks from mpi4py, which did not run here"
+    return "Yes" if BY_MPI in asked else "Not tested: the claim is about ranks from mpi4py, which did not run here"
 
 
 def _name_absent(outcomes: Outcomes) -> str:
@@ -215,109 +257,12 @@ def _bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
 
 
 def _list_speedups() -> str:
-    found = [published.SINGLE_SECONDS / seconds for seconds in published.RANKS_SECONDS.values()]
-    return " and ".join(say("ratio", speedup) for speedup in found)
-
-
-class Said(NamedTuple):
-    """What one source said of one rank; without a result, its launcher did not run."""
-
-    launcher: str
-    status: Status
-    result: TrialResult | None = None
-    report: RankReport = RankReport(rank=0)
-    said: RankSource = RankSource(source="")
-
-    @property
-    def is_own(self) -> bool:
-        """Whether scalelab itself set the rank: no source was asked."""
-        return self.result is not None and not self.report.sources
-
-    @property
-    def verdict(self) -> str | None:
-        if self.result is None or self.said.reason:
-            return Status.NOT_RUN.words
-        difference = find_difference(self.result, self.report, self.said)
-        return None if self.is_own else f"differs: {difference}" if difference else "ranks agree"
-
-
-def list_lines(outcomes: Outcomes) -> Iterator[Said]:
-    """Every rank by every source, and launchers that did not run."""
-    for name in ("train", *LAUNCHERS):
-        outcome = outcomes.get(name)
-        result = find_completed(outcome)
-        if result is not None:
-            for report in sorted(result.ranks, key=lambda report: report.rank):
-                launcher = "scalelab" if name == "train" and not report.sources else name
-                yield from (Said(launcher, result.status, result, report, said) for said in list_said(report))
-        elif name != "train" and outcome is not None and outcome.results:
-            yield Said(name, outcome.results[-1].status)
-
-
-def make_rank_table(outcomes: Outcomes) -> Table | None:
-    """Who every rank is by every source, and which launchers are not available."""
-    lines = list(list_lines(outcomes))
-
-    def read_rank(one: Said) -> int | None:
-        return one.report.rank if one.is_own else one.said.rank
-
-    def read_num_ranks(one: Said) -> int | None:
-        return one.result.trial.num_processes if one.result and one.is_own else one.said.num_ranks
-
-    def read_local_rank(one: Said) -> int | None:
-        return count_before(one.result, one.report) if one.result and one.is_own else one.said.local_rank
-
-    def read_published(one: Said) -> str | None:
-        is_known = one.result is not None and one.report.rank < len(published.MASKS)
-        return hex(published.MASKS[one.report.rank]) if is_known else None
-
-    table = make_table(
-        lines,
-        text_column("launcher", "started by", lambda one: one.launcher),
-        text_column("source", "source", lambda one: one.said.source or None),
-        count_column("rank", "rank", read_rank),
-        count_column("num_ranks", "of", read_num_ranks),
-        count_column("local_rank", "local rank", read_local_rank),
-        text_column("host", "host", lambda one: one.report.host or None),
-        text_column(
-            "mask", "CPU mask", lambda one: format_mask(one.report.cores) if one.report.cores else None, align="right"
-        ),
-        text_column("published_mask", "published", read_published, align="right"),
-        text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status.words),
-        title="Who the ranks are",
-        notes=(
-            "ranks agree: rank, number of ranks and local rank are those that follow from the hosts",
-            "CPU mask: the cores that a rank may use here; published: those on another machine, not compared",
-        ),
+    """`16.38 / 4.50 = 3.64 and 16.38 / 4.61 = 3.55 times, 91 % and 89 %`."""
+    single, there = published.SINGLE_SECONDS, published.RANKS_SECONDS.values()
+    found = " and ".join(
+        f"{single:.2f} / {seconds:.2f} = {format_quantity('ratio', single / seconds)}" for seconds in there
     )
-    return table if lines else None
-
-
-def list_said(report: RankReport) -> tuple[RankSource, ...]:
-    """What every source said of a rank, and MPI's rank modulo the devices: what many programs use as local rank."""
-    if not report.sources:
-        return (RankSource(source="scalelab"),)
-    by_mpi = [said for said in report.sources if said.source == BY_MPI and said.rank is not None]
-    guessed = [
-        replace(said, source=BY_REMAINDER, local_rank=guess_local_rank(said.rank, published.NUM_DEVICES))
-        for said in by_mpi
-        if said.rank is not None
-    ]
-    return (*report.sources, *guessed)
-
-
-def find_difference(result: TrialResult, report: RankReport, said: RankSource) -> str | None:
-    """Where a source contradicts the actual ranks and hosts; None: nowhere."""
-    local_rank = count_before(result, report)
-    there = (("rank", report.rank, said.rank), ("of", result.trial.num_processes, said.num_ranks))
-    compared = (*there, ("local rank", local_rank, said.local_rank))
-    wrong = [(name, said_so, truth) for name, truth, said_so in compared if said_so not in (None, truth)]
-    return ", ".join(f"{name} {said_so}, actually {truth}" for name, said_so, truth in wrong) or None
-
-
-def count_before(result: TrialResult, report: RankReport) -> int:
-    """The true local rank, from the hosts of all ranks."""
-    return sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
+    return f"{found} times, {' and '.join(format_share(_find_efficiency(seconds)) for seconds in there)}"
 
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
@@ -367,15 +312,19 @@ def _compare_sources(found: Mapping[str, TrialResult]) -> str:
         return ranks
     if wrong:
         return f"{ranks}, but of {len(sources)} sources some are wrong: {'; '.join(wrong)}"
-    agreed = f"and all {len(sources)} sources agree" if len(sources) > 1 else "from one source"
-    return f"{ranks}, {agreed} ({', '.join(sources)})"
+    if len(sources) > 1:
+        return f"{ranks}, and all {len(sources)} sources agree ({', '.join(sources)})"
+    places = list(dict.fromkeys((said.rank, said.local_rank) for _, _, said, _ in asked))
+    pairs = [", ".join(map(str, one)) for one in zip(*places, strict=True)]
+    return f"{ranks}: global ranks {pairs[0]} are local ranks {pairs[1]}"
 
 
 def _compare_losses(found: Mapping[str, TrialResult], own: TrialResult | None) -> str:
     losses = [list(result.losses().values()) for result in found.values()]
     first = list(own.losses().values())[: len(losses[0])] if own else losses[0]
     is_same = all(other == first for other in losses)
-    return f"the first {len(losses[0])} losses are {'the same' if is_same else 'not the same'}"
+    than = " as those of the ranks that scalelab started" if own else ""
+    return f"the first {len(losses[0])} losses are {'the same' if is_same else 'not the same'}{than}"
 
 
 def describe_ranks(outcome: Outcome | None) -> Iterator[str]:
