@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, group_fetches
-from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_steps, keep_tables, say, scale
+from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_steps, keep_tables, say, say_wide, scale
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SHALLOW, make_training_job, print_seconds
@@ -26,7 +27,7 @@ from scalelab.report.tables import (
 from scalelab.studies.io_formats.study import PUBLISHED, TRAINING, IoFormats
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import estimate_mean_step
-from scalelab.units import format_share
+from scalelab.units import format_quantity, format_share
 
 AS_PUBLISHED = {
     "in memory": MEMORY,
@@ -41,8 +42,7 @@ AS_PUBLISHED = {
 GZIP = "HDF5 gzip"
 SLOWDOWN = published.FORMAT_SECONDS[GZIP] / published.FORMAT_SECONDS["in memory"]
 PUBLISHED_SLOWDOWN = (
-    f"published: 20x; {published.FORMAT_SECONDS[GZIP]:.2f} / {published.FORMAT_SECONDS['in memory']:.2f} ="
-    f" {SLOWDOWN:.1f}"
+    f"published: {published.FORMAT_SECONDS[GZIP]:.2f} / {published.FORMAT_SECONDS['in memory']:.2f} = {SLOWDOWN:.1f}"
 )
 SHALLOW_WIDE: dict[str, Option] = SHALLOW | {
     "features": published.FEATURES,
@@ -50,6 +50,7 @@ SHALLOW_WIDE: dict[str, Option] = SHALLOW | {
     "feedforward": published.FEATURES,
 }
 """In small, samples as large as published, and little to compute: chunks of narrow ones would all fit into a cache."""
+PUBLISHED_STEPS = published.FORMAT_EPOCHS * published.SAMPLES // (published.NUM_RANKS * published.BATCH_PER_RANK)
 READ_LATE = "read on demand, a batch at a time"
 
 
@@ -67,10 +68,10 @@ def make_p6(size: Size) -> Row:
         job=make_training_job(size, choose(size, small=SHALLOW_WIDE, full={}), optimization=SCALED_BY_RANKS),
         sampling=make_sampling(size, rounds=4, steps=4, phase_steps=2),
     )
-    return Row(id="P6", title="I/O formats", parts={"formats": study}, conclude=answer_p6, num_tables=0)
+    return Row(id="P6", title="I/O formats", parts={"formats": study}, conclude=partial(answer_p6, size), num_tables=0)
 
 
-def answer_p6(outcomes: Outcomes) -> Answer:
+def answer_p6(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("formats")
     if outcome is None:
         return Answer()
@@ -79,7 +80,9 @@ def answer_p6(outcomes: Outcomes) -> Answer:
     memory = arms.get(f"{TRAINING}{MEMORY}")
     slowdown = divide_steps(arms.get(f"{TRAINING}{AS_PUBLISHED[GZIP]}"), memory)
     return Answer(
-        main=Main("ratio", f"{GZIP} step over memory", slowdown, SLOWDOWN) if slowdown else None,
+        main=Main("ratio", f"{GZIP} step over memory", slowdown, SLOWDOWN, is_alike=size == "full")
+        if slowdown
+        else None,
         tables=keep_tables(make_training_table(arms, memory), make_parts_table(series)),
         sentences=(
             *_describe_ratios(arms, memory),
@@ -106,16 +109,17 @@ def answer_formats(series: Mapping[str, FetchSeries], slowdown: Estimate | None,
     is_tenth = all(0.05 <= share <= 0.15 for share in known)
     if saved:
         answers["storage"] = (
-            f"{'Yes' if is_tenth else 'Not here'}: {' and '.join(saved)}. The data are uniform random float32: their"
-            " mantissas do not compress, only the exponents do, so about a tenth is all there is to save."
+            f"{'Yes' if is_tenth else 'Not here'}: {' and '.join(saved)}. The data are uniform random float32: byte"
+            " by byte, gzip finds repetition only in the sign and exponent bits. HDF5's shuffle filter, which puts"
+            " these bytes side by side, may save more; it was not measured."
         )
     naive, lazy = series.get(AS_PUBLISHED[GZIP]), series.get(name_lazy(GZIP))
     if slowdown is not None:
         amplification = naive.amplification if naive else None
-        inflated = f", and each read inflates {amplification:.3g} times the sample's bytes" if amplification else ""
+        inflated = f" inflates {amplification:.3g} times its bytes" if amplification else " inflates whole chunks"
         answers["slow"] = (
-            f"{judge_slow(slowdown, naive, lazy)}: here {say('ratio', slowdown)} times memory's step"
-            f" ({PUBLISHED_SLOWDOWN}). Samples are read one by one from chunks of many{inflated}."
+            f"{judge_slow(slowdown, naive, lazy)}: here {say_wide('ratio', slowdown)} times memory's step"
+            f" ({PUBLISHED_SLOWDOWN}). Read one by one from chunks of many, each sample{inflated}."
             f"{compare_patterns(naive, lazy)}"
             f"{explain_factor(naive, memory)}"
         )
@@ -148,10 +152,10 @@ def compare_patterns(naive: FetchSeries | None, lazy: FetchSeries | None) -> str
     }[compare_estimates(single, whole)]
     kept = ""
     if compare_estimates(whole, lazy.main.epoch_seconds) == 1:
-        kept = f" Later epochs take {say('seconds', lazy.main.epoch_seconds)}: the data stay in memory, inflated."
+        kept = f" Later epochs take {say_wide('seconds', lazy.main.epoch_seconds)}: decompressed data stay in memory."
     return (
-        f" The first epoch of fetching takes {say('seconds', single)} sample by sample and {say('seconds', whole)} by"
-        f" whole batches from the same file: {verdict}.{kept}"
+        f" Fetching the first epoch takes {say_wide('seconds', single)} sample by sample,"
+        f" {say_wide('seconds', whole)} by whole batches: {verdict}.{kept}"
     )
 
 
@@ -160,11 +164,11 @@ def explain_factor(naive: FetchSeries | None, memory: Arm | None) -> str:
     if naive is None or naive.main is None or memory is None:
         return ""
     fetch, step, there = naive.main.fetch_seconds, memory.step, published.FORMAT_SECONDS
-    more = there[GZIP] - there["in memory"]
+    whole, base = (there[name] / PUBLISHED_STEPS for name in (GZIP, "in memory"))
     return (
-        f" The factor is about 1 + fetch / step: {say('seconds', fetch)} over {say('seconds', step)} here gives"
-        f" {1 + fetch.value / step.value:.2f}; published: {print_seconds(more)} over"
-        f" {print_seconds(there['in memory'])} in all, on GPUs whose steps are short beside a fetch."
+        f" The factor is about 1 + fetch / step: {say_wide('seconds', fetch)} over {say_wide('seconds', step)} here"
+        f" give {1 + fetch.value / step.value:.2f}; published, per step, {format_quantity('seconds', whole - base)}"
+        f" over {format_quantity('seconds', base)}, on GPUs whose steps are short beside a fetch."
     )
 
 
@@ -196,16 +200,22 @@ def make_training_table(arms: Mapping[str, Arm], memory: Arm | None) -> Table | 
         ),
         text_column("published", "published", lambda row: print_seconds(there[row[0]]), align="right"),
         ratio_column("step_ratio", "× memory", lambda row: 1.0 if row[1] is memory else divide_steps(row[1], memory)),
-        ratio_column("published_ratio", "× from published", lambda row: there[row[0]] / there["in memory"]),
+        text_column("published_ratio", "× published", lambda row: divide_from_memory(row[0]), align="right"),
         ratio_column("lazy_ratio", "on demand", lambda row: None if row[1] is memory else divide_steps(row[2], memory)),
         title="The training run, by format",
         notes=(
             INTERVAL_NOTE,
             f"{num_steps} steps here, by the mean; as published: HDF5 sample by sample, the others up front",
-            f"×: over the step from memory; on demand: {READ_LATE}",
+            f"×: over the step from memory, by medians; on demand: the same, {READ_LATE}",
             *((f"{vague}: no ±, as launches differ so much that the interval would reach 0",) if vague else ()),
         ),
     )
+
+
+def divide_from_memory(name: str) -> str:
+    """The published time over that from memory."""
+    there = published.FORMAT_SECONDS
+    return format_quantity("ratio", there[name] / there["in memory"])
 
 
 def drop_impossible(seconds: Estimate | None) -> Estimate | None:
@@ -240,9 +250,9 @@ def _describe_ratios(arms: Mapping[str, Arm], memory: Arm | None) -> Iterator[st
     if whole is None:
         return
     yield (
-        f"Read sample by sample, as published, a step from gzip HDF5 takes {say('ratio', whole)} times one from memory"
-        f" ({PUBLISHED_SLOWDOWN}); read by batches, {say('ratio', lazy)} times once the data are in memory"
-        f"{doubt_faster(lazy)}."
+        f"Read sample by sample, as published, a step from gzip HDF5 takes {say_wide('ratio', whole)} times as long"
+        f" as one from memory ({PUBLISHED_SLOWDOWN}); read by batches, {say_wide('ratio', lazy)} times once the"
+        f" data are in memory{doubt_faster(lazy)}."
     )
 
 
@@ -261,7 +271,7 @@ def _describe_cause(series: Mapping[str, FetchSeries]) -> Iterator[str]:
     more = published.FORMAT_SECONDS[GZIP] - published.FORMAT_SECONDS["in memory"]
     yield (
         f"The cause is read amplification: {naive.chunks}, so reading a sample inflates {naive.amplification:.3g} times"
-        f" its bytes. Fetching alone takes {say('seconds', total)} in {published.FORMAT_EPOCHS} epochs on"
+        f" its bytes. Fetching alone takes {say_wide('seconds', total)} in {published.FORMAT_EPOCHS} epochs on"
         f" {naive.trial.num_ranks} ranks (published: {print_seconds(more)} more than from memory, on"
         f" {published.NUM_RANKS})."
     )
@@ -276,8 +286,8 @@ def _describe_cure(series: Mapping[str, FetchSeries]) -> Iterator[str]:
     assert slowest.main is not None
     yield (
         f"With every format {READ_LATE}, the slowest first epoch of fetching takes"
-        f" {say('seconds', slowest.main.first_epoch_seconds)} ({slowest.label}), later ones"
-        f" {say('seconds', slowest.main.epoch_seconds)}."
+        f" {say_wide('seconds', slowest.main.first_epoch_seconds)} ({slowest.label}), its later ones"
+        f" {say_wide('seconds', slowest.main.epoch_seconds)}."
     )
 
 
@@ -286,6 +296,6 @@ def _describe_copy(series: Mapping[str, FetchSeries]) -> Iterator[str]:
     naive = series.get(AS_PUBLISHED[GZIP])
     if naive is not None and naive.main is not None:
         yield (
-            f"The published script timed only the copy to the device: {say('seconds', naive.main.copy_seconds)} for a"
-            f" batch that takes {say('seconds', naive.main.fetch_seconds)} to fetch."
+            f"The published script timed only the copy to the device: {say_wide('seconds', naive.main.copy_seconds)}"
+            f" for a batch that takes {say_wide('seconds', naive.main.fetch_seconds)} to fetch."
         )

@@ -135,8 +135,6 @@ REJECTION = PRINTED["P9"]["rejection"].text
 """P9."""
 
 
-GIB = 2**30
-
 STATIC_BYTES = {"bfloat16": 2 + 2 + 2 + 2 * 2, "float32": 4 + 4 + 4 + 2 * 4}
 """Per parameter under DDP with Adam, all in one type: parameter, gradient, its copy in a bucket, two moments."""
 ALIKE = 0.1
@@ -294,8 +292,8 @@ def _check_memory() -> Iterator[Check]:
     yield Check(
         id="P8",
         claim=f"float32 would not fit: the limit is {CLAIMED_LIMIT_BYTES / 1e9:.0f} GB",
-        computed=f"float32 takes {full / GIB:.1f} GiB and the cards have {CARD_BYTES / 1e9:.0f} GB"
-        f" ({CARD_BYTES / GIB:.1f} GiB): this does not follow",
+        computed=f"float32 takes {full / 1e9:.1f} GB without activations and the cards have {CARD_BYTES / 1e9:.0f} GB:"
+        " this does not follow",
         holds=full > CARD_BYTES,
     )
     length = SRC_LENGTH + TGT_LENGTH

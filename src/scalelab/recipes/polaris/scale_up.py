@@ -21,6 +21,7 @@ from scalelab.recipes.evidence import (
     read_memory,
     read_peak,
     say,
+    say_wide,
     scale,
 )
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
@@ -81,6 +82,7 @@ def make_p8(size: Size) -> Row:
         num_tables=0,
         shows=tuple(f"width{width}" for width in list_widths(size)),
         names={f"width{width}": f"d_model {width}" for width in list_widths(size)},
+        cites={"dimensions": "P3.matching"},
         accounts_memory=True,
     )
 
@@ -144,8 +146,8 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
         lines.append(Compared(what, read_memory(arm), one.there.memory_bytes, held))
         sentences.append(
             f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
-            f" {arm.trial.num_ranks} ranks: {say('rate', one.rate)} samples/s, {say('seconds', one.epoch)} per epoch,"
-            f" peak memory {say('bytes', read_memory(arm))} (published for d_model {one.there.d_model}:"
+            f" {arm.trial.num_ranks} ranks: {describe_rate(one)}, peak memory"
+            f" {say('bytes', read_memory(arm))} (published for d_model {one.there.d_model}:"
             f" {one.printed_rate} samples/s, {held})."
         )
     for dtype in FORECAST_DTYPES:
@@ -169,12 +171,18 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
             make_epoch_table(models),
         ),
         sentences=tuple(sentences),
-        questions=pair_questions("polaris", "P8", answer_growth(models, read_peak(outcomes.get("forecast-float32")))),
+        questions=pair_questions(
+            "polaris",
+            "P8",
+            answer_throughput(models)
+            | answer_growth(models, outcomes.get("dimensions"))
+            | answer_crash(read_peak(outcomes.get("forecast-float32"))),
+        ),
     )
 
 
-def answer_growth(models: Sequence[ScaledUp], full_peak: int | None) -> dict[str, str]:
-    """Whether memory grows with the square of the width, and whether float32 would not have fitted."""
+def answer_growth(models: Sequence[ScaledUp], dimensions: Outcome | None) -> dict[str, str]:
+    """Whether memory grows with the square of the width."""
     answers = {}
     if len(models) == 2:
         (small, large), found = models, [TransformerOptions(**one.arm.trial.options) for one in models]  # type: ignore[arg-type]
@@ -189,17 +197,53 @@ def answer_growth(models: Sequence[ScaledUp], full_peak: int | None) -> dict[str
             f"{verdict}. From d_model {found[0].d_model} ({small.arm.trial.dtype}) to {found[1].d_model}"
             f" ({large.arm.trial.dtype}) the width grows {wider:.0f}×, its square {wider**2:.0f}×, parameters"
             f" {parameters:.1f}×{peaks}: attention grows with the square of the width, feed-forward layers of fixed"
-            " width only linearly, and the data type changed at the same time (P3 has the width alone). The number"
-            " of samples does not matter: a step holds one batch."
-        )
-    if full_peak is not None:
-        verdict = "No" if full_peak <= published.CARD_BYTES else "Yes"
-        answers["crash"] = (
-            f"{verdict}: the forecast peak of d_model {LARGEST.d_model} in float32 is {say('bytes', full_peak)}; the"
-            f" report assumed cards of {say('bytes', published.CLAIMED_LIMIT_BYTES)}, and they have"
-            f" {say('bytes', published.CARD_BYTES)}."
+            " width only linearly, and the data type changed at the same time."
+            f"{compare_widths(dimensions, found[0].d_model, found[1].d_model)} The number of samples does not matter: a"
+            " step holds one batch."
         )
     return answers
+
+
+def answer_crash(full_peak: int | None) -> dict[str, str]:
+    """Whether float32 would not have fitted: into what the report assumed, and into the cards that it had."""
+    if full_peak is None:
+        return {}
+    assumed, there = published.CLAIMED_LIMIT_BYTES, published.CARD_BYTES
+    more = "more than" if full_peak > assumed else "within"
+    return {
+        "crash": f"{'No' if full_peak <= there else 'Yes'}: by forecast, d_model {LARGEST.d_model} in float32 peaks at"
+        f" {say('bytes', full_peak)}, activations included: {more} the {say('bytes', assumed)} that the report assumed,"
+        f" {'but within' if full_peak <= there else 'and more than'} the {say('bytes', there)} of its cards."
+    }
+
+
+def describe_rate(one: ScaledUp) -> str:
+    """Whole epochs first, as published; the median step leaves out what long steps take."""
+    by_step = f"{say_wide('rate', one.rate)} samples/s by the median step"
+    epochs = print_rates(one)
+    return f"{epochs} samples/s by epoch ({by_step}, in other launches)" if epochs else by_step
+
+
+def answer_throughput(models: Sequence[ScaledUp]) -> dict[str, str]:
+    """Samples per second of both models, beside the published ranges."""
+    said = [
+        f"{rates} samples/s at d_model {one.arm.trial.options['d_model']} in {one.arm.trial.dtype} (published"
+        f" {one.printed_rate} at {one.there.d_model})"
+        for one in models
+        if (rates := print_rates(one))
+    ]
+    by_step = ", ".join(say_wide("rate", one.rate) for one in models)
+    if not said:
+        return {}
+    return {"throughput": f"Here {' and '.join(said)}, by epoch. By the median step, in other launches: {by_step}."}
+
+
+def compare_widths(dimensions: Outcome | None, narrow: int, wide: int) -> str:
+    """` The width alone, in float32 (P3), makes 2.2×.` Empty where P3 did not measure both."""
+    held = [read_memory(arm) for width in (narrow, wide) if (arm := find_arm(dimensions, {"d_model": width}))]
+    if len(held) < 2 or not held[0] or not held[1]:
+        return ""
+    return f" The width alone, in one data type (P3), makes {held[1] / held[0]:.1f}×."
 
 
 def print_rates(one: ScaledUp) -> str | None:
@@ -212,17 +256,17 @@ def make_epoch_table(models: Sequence[ScaledUp]) -> Table | None:
     table = make_table(
         models,
         text_column("model", "model", lambda one: f"d_model {one.arm.trial.options['d_model']}"),
-        seconds_column("epoch_seconds", "epoch", lambda one: one.epoch),
+        seconds_column("epoch_seconds", "epoch, by the median step", lambda one: one.epoch),
         seconds_column("compute_seconds", "compute", lambda one: one.measure_part("compute")),
         seconds_column("waiting_seconds", "wait at barrier", lambda one: one.measure_part("waiting")),
-        rate_column("samples_per_second", "samples/s", lambda one: one.rate),
+        rate_column("samples_per_second", "samples/s of the median step", lambda one: one.rate),
         text_column("epoch_rates", "samples/s by epoch", print_rates, align="right"),
         text_column("published_rate", "published samples/s", lambda one: one.printed_rate, align="right"),
         title="An epoch",
         notes=(
             INTERVAL_NOTE,
             "compute, wait: on the rank that waits longest for the others' gradients, by phases",
-            f"by epoch: the lowest and the highest of {NUM_EPOCHS} epochs of one training run; published: likewise",
+            f"by epoch: the lowest and highest of {NUM_EPOCHS} whole epochs of one training run; published: likewise",
         ),
     )
     return table if models else None
