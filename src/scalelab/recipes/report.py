@@ -27,7 +27,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, Find
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
-from scalelab.units import format_count, format_quantity, format_share
+from scalelab.units import format_count, format_quantity, format_share, is_known
 
 ROWS = FindingKind(
     "reproduction",
@@ -53,6 +53,8 @@ MOST_CHARTS = 4
 MOST_NAMED = 4
 """Configurations that a merged warning names."""
 AGREES, OTHER_SETUP, IMPRECISE = "agrees", "other setup", "too imprecise"
+LOWER, HIGHER = "lower", "higher"
+"""Than published, by an interval that is wider than the number: a quotient would say nothing."""
 WIDEST = 0.25
 """Of a number: with a wider interval, agreement says nothing."""
 VERDICT_NOTES = (
@@ -101,6 +103,8 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     low, high = (ours.value if end is None else end for end in (ours.low, ours.high))
     if low <= main.published <= high:
         return IMPRECISE if max(high - ours.value, ours.value - low) > WIDEST * abs(ours.value) else AGREES
+    if not is_known(ours):
+        return LOWER if high < main.published else HIGHER
     return f"{format_quantity('ratio', divide_published(ours.value, main.published))}×"
 
 
