@@ -125,8 +125,10 @@ def test_efficiency_is_of_whole_runs_as_published() -> None:
     assert efficiency.value == pytest.approx(0.5)
     assert compare_runs(None, runs["train"]) is None
     finding = make_p2("small").conclude(runs)
-    assert finding.sentences[0].startswith("4 ranks train as many epochs 2.000")
-    assert "16.38 / 4.50 = 3.64 and 16.38 / 4.61 = 3.55 times, 91 % and 89 %" in finding.sentences[0]
+    assert finding.sentences[0].startswith("4 ranks are 2.000")
+    assert "(published: 91 % and 89 %)" in finding.sentences[0]
+    answers = " ".join(str(question) for question in finding.questions)
+    assert "(published: 16.38 s over 4.50 s: 3.64, over 4.61 s: 3.55)" in answers
     assert finding.main is not None
     assert finding.main.ours == efficiency
 

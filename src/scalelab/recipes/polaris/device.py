@@ -13,11 +13,14 @@ from functools import partial
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_location, judge
 from scalelab.recipes.evidence import (
+    Compared,
     divide_steps,
     divide_trainings,
     find_arm,
     find_completed,
+    keep_tables,
     list_arms,
+    make_beside_table,
     name_resident,
     quote,
     say_wide,
@@ -43,10 +46,10 @@ from scalelab.units import format_count, format_quantity
 
 def make_p1(size: Size) -> Row:
     train = make_training(size, ranks=1, full_epochs=published.SINGLE_EPOCHS)
-    return Row(id="P1", title="Single device", parts={"train": train}, conclude=answer_p1, num_tables=0)
+    return Row(id="P1", title="Single device", parts={"train": train}, conclude=partial(answer_p1, size), num_tables=0)
 
 
-def answer_p1(outcomes: Outcomes) -> Answer:
+def answer_p1(size: Size, outcomes: Outcomes) -> Answer:
     total = sum_training(outcomes.get("train"), list_durations)
     arm = find_arm(outcomes.get("train"))
     if total is None or arm is None:
@@ -56,18 +59,23 @@ def answer_p1(outcomes: Outcomes) -> Answer:
     epochs = num_steps * arm.trial.global_batch // samples
     printed = print_seconds(published.SINGLE_SECONDS)
     done = format_count(epochs, "epoch")
-    all_epochs = scale(total, published.SINGLE_EPOCHS / epochs) if 0 < epochs != published.SINGLE_EPOCHS else None
-    more = f"; {published.SINGLE_EPOCHS} epochs would take {say_wide('seconds', all_epochs)}" if all_epochs else ""
+    line = Compared(done, total, published.SINGLE_SECONDS, printed)
     sentence = (
-        f"{done} of {samples} samples ({num_steps} steps of batch {arm.trial.global_batch}) took"
-        f" {say_wide('seconds', total)} without a process group, {say_wide('seconds', scale(total, 1 / num_steps))} per"
-        f" step in the mean{more} (published: {printed} for {published.SINGLE_EPOCHS} epochs of {published.SAMPLES}"
-        f" samples at width {published.FEATURES})."
+        f"{done} took {say_wide('seconds', total)} without a process group (published: {printed} for"
+        f" {published.SINGLE_EPOCHS} epochs)."
     )
+    more = (
+        f" With {samples} samples (published {published.SAMPLES}) in batches of {arm.trial.global_batch} that is"
+        f" {say_wide('seconds', scale(total, 1 / num_steps))} per step in the mean"
+    )
+    if 0 < epochs != published.SINGLE_EPOCHS:
+        all_epochs = scale(total, published.SINGLE_EPOCHS / epochs)
+        more += f"; {published.SINGLE_EPOCHS} epochs would take {say_wide('seconds', all_epochs)}"
     return Answer(
-        main=Main("seconds", f"{done} on one device", total, published.SINGLE_SECONDS, printed),
+        main=Main("seconds", f"{done} on one device", *line[1:]),
+        tables=keep_tables(make_beside_table("seconds", [line], title="Without a process group", size=size)),
         sentences=(sentence,),
-        questions=pair_questions("polaris", "P1", {"single": sentence}),
+        questions=pair_questions("polaris", "P1", {"single": f"{sentence}{more}."}),
     )
 
 
@@ -100,7 +108,10 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
         f" {say_wide('ratio', ratio)} times as long (published: {' / '.join(map(print_seconds, there))} ="
         f" {format_quantity('ratio', there[0] / there[1])})."
     )
-    trace = f"The trace is in {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp>, named as published."
+    trace = (
+        f"The trace is {published.PROFILE_NAME}_<n>nodes_E<epochs>_R<ranks>_<timestamp> in the directory of this run,"
+        " named as published."
+    )
     why = f"{locate_cost(*sides)} {trace}{describe_recorded(outcome, recorded)}"
     return Answer(
         main=Main(

@@ -120,8 +120,8 @@ def answer_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> d
             for row in (inside, between)
         )
         ours = (
-            f"Here {say_wide('ratio', ratio)} times, over another network: {published.LINK_STEPS} steps communicate for"
-            f" {two} between nodes and {one} inside one, waiting included, in the mean over ranks."
+            f"{' '.join(_describe_ratio(ratio, inside, between))} {published.LINK_STEPS} steps communicate for {two}"
+            f" and {one}, waiting included, in the mean over ranks."
         )
     return {
         "ratio": f"{ours} The published links differ by {links:.0f}x only, so the other factor of"
@@ -207,10 +207,7 @@ def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -
         vague = "" if is_known(ratio) else f", too uncertain to compare with {published.LINK_RATIO}"
         yield (
             f"Between two emulated nodes over {name_link(between.link)}, communication takes {times} times as long as"
-            f" inside one{vague}; its share of the busy time is"
-            f" {say_wide('share', between.estimate(read_device_share))}, inside one node"
-            f" {say_wide('share', inside.estimate(read_device_share))} (published: {published.LINK_RATIO} times,"
-            f" {print_share(published.TWO_NODES.share)} and {print_share(published.ONE_NODE.share)})."
+            f" inside one{vague} (published: {published.LINK_RATIO} times)."
         )
     elif inside.exposed is not None:
         yield (

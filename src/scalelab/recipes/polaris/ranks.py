@@ -103,7 +103,7 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
     efficiency = whole or steps
     published_shares = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
     arm = train if whole else next(iter(list_spread(outcomes.get("scaling"))[-1:]), None)
-    main, sentences = None, []
+    main, sentences, detail = None, [], ""
     if efficiency is not None and arm is not None:
         ranks, bound = arm.trial.num_ranks, _bound_efficiency(arm, efficiency)
         fewer = "" if ranks == published.NUM_RANKS else f"; published on {published.NUM_RANKS}"
@@ -114,13 +114,14 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
             published_shares["A"],
             is_alike=not bound,
         )
-        took = f", in {say_wide('seconds', totals[1])} against {say_wide('seconds', totals[0])}" if whole else ""
-        what = "train as many epochs" if whole else "run a step of as many samples"
+        shares = " and ".join(format_share(share) for share in published_shares.values())
         sentences.append(
-            f"{ranks} ranks {what} {say_wide('ratio', scale(efficiency, ranks))} times as fast as one device{took},"
-            f" efficiency {say_wide('share', efficiency)} (published: {_list_speedups()}){bound}."
-            f"{_compare_ways(whole, steps)}"
+            f"{ranks} ranks are {say_wide('ratio', scale(efficiency, ranks))} times as fast as one device, efficiency"
+            f" {say_wide('share', efficiency)} (published: {shares}){bound}."
         )
+        ran = "The same epochs took" if whole else "A step of as many samples per rank is compared"
+        took = f" {say_wide('seconds', totals[1])} against {say_wide('seconds', totals[0])}" if whole else ""
+        detail = f" {ran}{took} (published: {_list_speedups()}).{_compare_ways(whole, steps)}"
     lines = [
         Compared("whole runs, one after the other", whole, None),
         Compared("steps, in turns", steps, None),
@@ -137,7 +138,7 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         main=main,
         tables=keep_tables(table, make_seconds_table(size, *totals), make_rank_table(outcomes)),
         sentences=tuple(sentences),
-        questions=pair_questions("polaris", "P2", answers | ({"speedup": sentences[0]} if main else {})),
+        questions=pair_questions("polaris", "P2", answers | ({"speedup": f"{sentences[0]}{detail}"} if main else {})),
     )
 
 
@@ -253,16 +254,14 @@ def _bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
         return f"{reached}, so other programs slowed the one device down"
     if efficiency is None or efficiency.high is None or efficiency.high >= most:
         return reached
-    return f"{reached}, less the all-reduce and waiting for ranks without a core, which this row does not separate"
+    return f"{reached}, less the all-reduce and waiting for a core"
 
 
 def _list_speedups() -> str:
-    """`16.38 / 4.50 = 3.64 and 16.38 / 4.61 = 3.55 times, 91 % and 89 %`."""
+    """`16.38 s over 4.50 s: 3.64, over 4.61 s: 3.55`."""
     single, there = published.SINGLE_SECONDS, published.RANKS_SECONDS.values()
-    found = " and ".join(
-        f"{single:.2f} / {seconds:.2f} = {format_quantity('ratio', single / seconds)}" for seconds in there
-    )
-    return f"{found} times, {' and '.join(format_share(_find_efficiency(seconds)) for seconds in there)}"
+    found = [f"{print_seconds(seconds)}: {format_quantity('ratio', single / seconds)}" for seconds in there]
+    return f"{print_seconds(single)} over {', over '.join(found)}"
 
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:

@@ -94,13 +94,14 @@ def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
         main = Main("seconds", *epochs)
         tables = [
             make_beside_table("bytes", [memory, *others], title="Peak memory of a rank", size=size, notes=(ACCOUNTED,)),
+            make_beside_table("seconds", [epochs], title="Baseline, by the median step", size=size),
         ]
         grown = [
             f"{say_wide('ratio', ratio)} with {arm.label}"
             for arm in list_arms(matching)
             if arm is not base and (ratio := divide_steps(arm, base)) is not None
         ]
-        baseline = describe_baseline(epochs, memory, base)
+        baseline = describe_baseline(epochs, memory)
         sentences.append(baseline)
         sentences.append(f"Step over the baseline: {', '.join(grown)}.")
         sentences += describe_width_memory(list_arms(matching))
@@ -118,12 +119,11 @@ def answer_p3(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-def describe_baseline(epochs: Compared, memory: Compared, base: Arm) -> str:
+def describe_baseline(epochs: Compared, memory: Compared) -> str:
     """Time and memory of the baseline, beside the published ones."""
     return (
-        f"{epochs.what} take {say_wide('seconds', epochs.ours)} by the median step, {say_wide('seconds', base.step)},"
-        f" and a rank's peak is {say('bytes', memory.ours)} (published: {epochs.printed} and {memory.printed}, on"
-        f" {published.NUM_RANKS} ranks at width {published.FEATURES})."
+        f"{published.DIMENSIONS_EPOCHS} epochs take {say_wide('seconds', epochs.ours)} and a rank's peak is"
+        f" {say('bytes', memory.ours)} (published: {epochs.printed} and {memory.printed})."
     )
 
 

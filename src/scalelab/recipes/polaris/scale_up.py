@@ -219,9 +219,8 @@ def answer_crash(full_peak: int | None) -> dict[str, str]:
 
 def describe_rate(one: ScaledUp) -> str:
     """Whole epochs first, as published; the median step leaves out what long steps take."""
-    by_step = f"{say_wide('rate', one.rate)} samples/s by the median step"
     epochs = print_rates(one)
-    return f"{epochs} samples/s by epoch ({by_step}, in other launches)" if epochs else by_step
+    return f"{epochs} samples/s by epoch" if epochs else f"{say_wide('rate', one.rate)} samples/s by the median step"
 
 
 def answer_throughput(models: Sequence[ScaledUp]) -> dict[str, str]:
