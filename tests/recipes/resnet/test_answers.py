@@ -19,13 +19,7 @@ from scalelab.recipes.evidence import (
     make_beside_table,
 )
 from scalelab.recipes.resnet.bandwidth import explain_floor, print_megabytes, say_seconds
-from scalelab.recipes.resnet.epochs import (
-    TimedEpoch,
-    explain_crowd,
-    judge_more_devices,
-    list_shared,
-    make_timed_table,
-)
+from scalelab.recipes.resnet.epochs import explain_crowd, judge_more_devices, list_shared
 from scalelab.recipes.resnet.learning import (
     BESIDE,
     answer_learning,
@@ -38,6 +32,7 @@ from scalelab.recipes.resnet.learning import (
 )
 from scalelab.recipes.resnet.messages import judge_accuracy, judge_statistics
 from scalelab.recipes.resnet.rows import FLAT, GROWS, explain_end, judge_flat, judge_growth
+from scalelab.recipes.resnet.training import TimedEpoch, make_timed_table
 from scalelab.studies.large_batch.answer import SCALED, WARMED
 from scalelab.studies.shared.arms import Arm
 
@@ -85,7 +80,8 @@ def test_a_remedy_that_helps_training_only_is_explained_by_averages_that_lag() -
     )
     gains = {SCALED: Estimate(value=0.5, low=0.4, high=0.6)}
     words = explain_lag(trained, tested, {"large": 30}, gains)
-    assert "linear scaling 20 ± 10 %" in words
+    assert "with linear scaling, presumably" in words
+    assert words.endswith("this was not tested.")
     assert "over about the last 10 of 30 updates" in words
     assert "over about all 10 updates" in explain_lag(trained, tested, {"large": 10}, gains)
     assert not explain_lag(trained, tested, {"large": 225}, gains)
@@ -174,7 +170,7 @@ def test_a_remedy_is_judged_seed_by_seed() -> None:
         gains=gains,
     )["remedies"]
     assert re.search(r"linear scaling 50 ", answer)
-    assert "points over that: helps)" in answer
+    assert "points: helps)" in answer
     assert "Warm-up against" not in answer, "it was not measured"
     assert "Why not" not in answer
 
@@ -195,8 +191,7 @@ def test_warm_up_is_compared_with_scaling_alone() -> None:
 
 
 def test_a_wide_interval_around_chance_is_not_called_chance() -> None:
-    words = name_chance(Estimate(value=0.19, low=0.0, high=0.51))
-    assert words == ", not distinguishable from chance, 10 %, nor from 51 %"
+    assert name_chance(Estimate(value=0.19, low=0.0, high=0.51)) == ""
 
 
 def test_ratios_of_two_studies_differ_where_their_arms_add_up_to_less() -> None:

@@ -74,7 +74,7 @@ def test_what_holds_and_what_does_not_is_said_with_both_numbers() -> None:
     assert "48/24" in bandwidth.computed
     strong = by_claim["the epoch has a fixed size, so this is strong scaling"]
     assert not strong.holds
-    assert strong.computed.startswith("strong scaling holds for epochs, not for steps")
+    assert strong.computed.startswith("strong scaling per epoch, weak scaling per step")
     assert "128/256/512 samples" in strong.computed
     assert "at least 7.64 times the assumed bandwidth" in bandwidth.computed
     assert by_claim["M = 44,695,848 bytes"].holds

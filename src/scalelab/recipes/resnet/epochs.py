@@ -2,10 +2,6 @@
 
 One measurement serves R3 and R4 too, which are in `bandwidth`. A CIFAR-10 epoch is as many steps as it has whole
 batches, so epoch times follow from step times; between devices the batch per device is fixed, so steps scale weakly.
-
-In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
-batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
-not depend on speed, and is counted on ResNet-18 itself.
 """
 
 from __future__ import annotations
@@ -13,21 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_unpaired_ratio
-from scalelab.answers.train import TrainStudy
-from scalelab.data.cifar10 import check_cifar10
-from scalelab.errors import UsageError
 from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
     compare_independent,
     divide_steps,
     find_arm,
-    find_completed,
     keep_tables,
     list_spread,
     make_beside_table,
@@ -35,56 +25,20 @@ from scalelab.recipes.evidence import (
     say_wide,
     scale,
 )
-from scalelab.recipes.feasibility import choose, make_sized_job
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Size, pair_questions
+from scalelab.recipes.recipe import Answer, Main, Outcomes, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, STRONG_FOR_EPOCHS
-from scalelab.records.observations import CurvePoint
-from scalelab.records.settings import TrainingRun
-from scalelab.records.trial import Option
+from scalelab.recipes.resnet.training import ONE_RUN, make_timed_table, name_batch, read_epoch
 from scalelab.report.document import Table
-from scalelab.report.tables import count_column, make_table, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.job import DIGITS_IMAGES, Job
+from scalelab.studies.shared.job import DIGITS_IMAGES
 from scalelab.units import Quantity, format_count
-from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
-LOADER_WORKERS = 2
-SMALL_WIDTH = 4
-"""Channels of the first stage in small, instead of 64."""
-SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
-"""In small, by the published one; digits hold no 2048."""
-ONE_RUN = "one run each, no interval; a last partial batch is dropped; (for 32): published"
-APART = "timed one after the other: speedups are those of steps, measured in turns"
+APART = "timed one after the other, so load differs between them: speedups are those of steps, measured in turns"
 UNLIKE = "not divided where devices share cores, as the published ones did not"
 QUARTER = "in small, a quarter of the published batch, (for 32), on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
-
-
-def make_job(size: Size, *, is_counted: bool = False, **fields: Any) -> Job:
-    """ResNet-18 on CIFAR-10 with two loader workers; in small a narrow one without any, on digits if need be.
-
-    What is counted and not timed is ResNet-18 in both sizes, on random images.
-    """
-    images: dict[str, Option] = {"data": "cifar10", "workers": LOADER_WORKERS}
-    if size == "small":
-        images = {"data": find_images(), "width": SMALL_WIDTH}
-    return make_sized_job(size, workload="resnet18", options={} if is_counted else images, **fields)
-
-
-def find_images() -> str:
-    """CIFAR-10 where it was fetched to, else digits."""
-    try:
-        check_cifar10(Path(DEFAULT_PATH), NUM_TRAIN_FILES)
-    except UsageError:
-        return "digits"
-    return "cifar10"
-
-
-def choose_batch(size: Size, batch: int) -> int:
-    """Per device, by the published one."""
-    return choose(size, small=SMALL_BATCHES.get(batch, batch), full=batch)
 
 
 def count_steps(arm: Arm) -> float:
@@ -92,22 +46,6 @@ def count_steps(arm: Arm) -> float:
     if arm.trial.options.get("data") == "digits":
         return DIGITS_IMAGES / arm.trial.global_batch
     return published.TRAIN_IMAGES // arm.trial.global_batch
-
-
-def make_timed(size: Size, batch: int, num_devices: int = 1) -> TrainStudy:
-    """Two epochs, of which the second is read, as published."""
-    return TrainStudy(
-        ranks=num_devices,
-        global_batch=num_devices * choose_batch(size, batch),
-        course=TrainingRun(epochs=2, log_every=10**6, evaluate_every=10**6, keep=0),
-        job=make_job(size),
-    )
-
-
-def read_second_epoch(outcome: Outcome | None) -> CurvePoint | None:
-    """The second epoch of a training run: its time with and without loading."""
-    result = find_completed(outcome)
-    return result.epochs[1] if result is not None and len(result.epochs) > 1 else None
 
 
 def list_pairs(outcomes: Outcomes) -> list[Pair]:
@@ -123,11 +61,6 @@ def list_pairs(outcomes: Outcomes) -> list[Pair]:
 def name_pair(arm: Arm) -> str:
     shared = " sharing cores" if arm.trial.is_oversubscribed else ""
     return f"{format_count(arm.trial.num_ranks, 'device')}{shared}, batch {arm.trial.batch_per_rank}"
-
-
-def name_batch(own: int, published_batch: int) -> str:
-    """`batch 8 (for 32)`; once where they are the same."""
-    return f"batch {own}" if own == published_batch else f"batch {own} (for {published_batch})"
 
 
 def name_beside(arm: Arm, published_batch: int) -> str:
@@ -164,6 +97,7 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     ]
     notes = (QUARTER,) if size == "small" else ()
     main = make_main("ratio", "speedup", lines)
+    doubled = list(describe_two_to_four(outcomes))
     lines += compare_two_to_four(outcomes)
     unlike = list_shared(pairs, "1 → ", "2 → ")
     title = "Speedup of an epoch"
@@ -172,15 +106,16 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
         main=main,
         tables=keep_tables(
             make_beside_table("ratio", lines, title=title, size=size, notes=apart, unlike=unlike),
-            compare_timed(size, outcomes),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
+            compare_timed(size, outcomes),
         ),
         sentences=(
-            *describe_two_to_four(outcomes),
-            f"Speedup of an epoch over one device: {', '.join(gains)}.",
+            *(doubled or [f"Speedup of an epoch over one device: {', '.join(gains)}."]),
             describe_strong_point(outcomes),
         ),
-        questions=pair_questions("resnet", "R2", answer_scaling(pairs, outcomes)),
+        questions=pair_questions(
+            "resnet", "R2", answer_scaling(pairs, outcomes) | ({"speedup": doubled[0]} if doubled else {})
+        ),
     )
 
 
@@ -191,46 +126,7 @@ def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
         for n in DEVICES
         for batch in published.BATCHES
     ]
-    return make_timed_table(lines, "Epoch 2 with loading, timed", APART)
-
-
-class TimedEpoch(NamedTuple):
-    """The second epoch of a training run; of digits, epochs of more devices drop more of the last images."""
-
-    what: str
-    seconds: float | None
-    images: int | None
-    printed: str
-
-    @property
-    def image_seconds(self) -> float | None:
-        return self.seconds / self.images if self.seconds and self.images else None
-
-
-def read_epoch(
-    outcome: Outcome | None, who: str, size: Size, batch: int, there: float, *, is_loading: bool = True
-) -> TimedEpoch:
-    result, epoch = find_completed(outcome), read_second_epoch(outcome)
-    what = f"{who}{name_batch(choose_batch(size, batch), batch)}"
-    if result is None or epoch is None:
-        return TimedEpoch(what, None, None, f"{there:.3f} s")
-    images = (epoch.step - result.epochs[0].step) * result.trial.global_batch
-    return TimedEpoch(what, epoch.seconds if is_loading else epoch.compute_seconds, images, f"{there:.3f} s")
-
-
-def make_timed_table(lines: Sequence[TimedEpoch], title: str, *notes: str) -> Table | None:
-    """Beside the published ones, with the time of an image: epochs differ in their images."""
-    table = make_table(
-        lines,
-        text_column("what", "what", lambda line: line.what),
-        seconds_column("ours", "ours", lambda line: line.seconds),
-        count_column("images", "images", lambda line: line.images),
-        seconds_column("image_seconds", "per image", lambda line: line.image_seconds),
-        text_column("published", "published", lambda line: line.printed, align="right"),
-        title=title,
-        notes=(ONE_RUN, *notes),
-    )
-    return table if any(line.seconds is not None for line in lines) else None
+    return make_timed_table(lines, "Epoch 2 with loading, timed", APART, ONE_RUN)
 
 
 def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
@@ -247,8 +143,8 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
     answers = {
         "kind": f"{STRONG_FOR_EPOCHS}: the images of an epoch stay the same while devices are added, but so does the"
         " batch per device: a step has N times the samples on N devices, so steps scale weakly.",
-        "weak": f"{judge_weak(outcomes)} With a fixed batch per device, computing per step stays what it is and only"
-        f" the all-reduce is added: efficiency of a step on {most} devices, t_1/t_N, is {listed}. With a fixed global"
+        "weak": f"{judge_weak(outcomes)} With a fixed batch per device, the computation per step is unchanged and only"
+        f" the all-reduce is added: efficiency, a step on 1 device over one on {most}, is {listed}. With a fixed global"
         " batch, computing shrinks as 1/N while the gradients keep their bytes.",
     }
     if (point := find_data_point(pairs)) is not None:
@@ -257,19 +153,20 @@ def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
 
 
 def find_data_point(pairs: list[Pair]) -> str | None:
-    """The speedup of an epoch at two batches: of the numbers of devices and batches that differ clearly, the first.
+    """The speedup of an epoch at two batches, as far apart as possible where they differ clearly, else at all.
 
     None where no number of devices was measured at two batches.
     """
     by_devices: dict[int, list[tuple[int, Arm, Estimate]]] = {}
-    for batch, plain, arm in pairs:
+    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs  # sharing cores is no communication
+    for batch, plain, arm in fair:
         speedup = scale(divide_steps(plain, arm), count_steps(plain) / count_steps(arm))
         if speedup is not None:
             by_devices.setdefault(arm.trial.num_ranks, []).append((batch, arm, speedup))
     every = [
         (one, other)
         for found in by_devices.values()
-        for one, other in combinations(sorted(found, key=itemgetter(0)), 2)
+        for one, other in sorted(combinations(sorted(found, key=itemgetter(0)), 2), key=measure_span, reverse=True)
     ]
     if not every:
         return None
@@ -291,6 +188,12 @@ def find_data_point(pairs: list[Pair]) -> str | None:
         " communication.",
         0: f"{UNTOLD}: {numbers}, and the intervals overlap.",
     }[verdicts[place]]
+
+
+def measure_span(pair: tuple[tuple[int, Arm, Estimate], tuple[int, Arm, Estimate]]) -> float:
+    """How far two batches are apart."""
+    (few, _, _), (many, _, _) = pair
+    return many / few
 
 
 def judge_weak(outcomes: Outcomes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_location
@@ -18,7 +19,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.epochs import make_job
+from scalelab.recipes.resnet.training import make_job
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, Trial
@@ -90,7 +91,8 @@ def make_r5(size: Size) -> Row:
 def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("learning")
     seeds = read_seeds(outcome, is_test=False)
-    trained, tested = average_seeds(seeds), average_seeds(read_seeds(outcome, is_test=True))
+    test_seeds, setting = read_seeds(outcome, is_test=True), read_setting(outcome)
+    trained, tested = average_seeds(seeds), average_seeds(test_seeds)
     printed = f"{100 * published.LARGE_ACCURACY:.2f} %"
     there = {
         "large": (published.LARGE_ACCURACY, printed),
@@ -115,34 +117,58 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("accuracy", tests, title="Test accuracy after the last epoch", size=size),
             list_epochs(outcome),
         ),
-        sentences=(*describe_training(trained, find_rate(outcome)), *rest),
+        sentences=(*describe_training(trained, setting), *rest),
         questions=pair_questions(
             "resnet",
             "R5",
             answer_learning(
-                trained, count_updates(outcome), find_noise(outcome), tested, compare_seeds(seeds), find_rate(outcome)
+                trained,
+                count_updates(outcome),
+                find_noise(outcome),
+                tested,
+                compare_seeds(seeds),
+                setting,
+                compare_seeds(test_seeds),
             ),
         ),
     )
 
 
-def find_rate(outcome: Outcome | None) -> float | None:
-    """Of the small and the large batch without a remedy."""
-    found = (
-        one.trial.optimization.lr for one in (outcome.results if outcome else ()) if one.trial.configuration == "large"
-    )
-    return next(found, None)
+class Batches(NamedTuple):
+    """Both batches and the learning rates of the large one."""
+
+    small: int
+    large: int
+    rate: float | None
+    scaled_rate: float | None
+    warmup_epochs: float
 
 
-def describe_training(trained: Mapping[str, tuple[str, Estimate]], rate: float | None = None) -> Iterator[str]:
+def read_setting(outcome: Outcome | None) -> Batches | None:
+    """None where either batch was not trained."""
+    trials = {one.trial.configuration: one.trial for one in (outcome.results if outcome else ())}
+    if not {"small", "large"} <= set(trials):
+        return None
+    rate, scaled = trials["large"].optimization.lr, None
+    if SCALED in trials and trials[SCALED].optimization.lr is not None:
+        grown = trials[SCALED].global_batch / (
+            trials[SCALED].optimization.lr_base_batch or trials["small"].global_batch
+        )
+        scaled = (trials[SCALED].optimization.lr or 0.0) * grown
+    warmup = trials[WARMED].optimization.lr_warmup_epochs if WARMED in trials else 0.0
+    return Batches(trials["small"].global_batch, trials["large"].global_batch, rate, scaled, warmup)
+
+
+def describe_training(trained: Mapping[str, tuple[str, Estimate]], setting: Batches | None = None) -> Iterator[str]:
     """What the question asks: training accuracy with both batches, and what the large one loses."""
     if {"small", "large"} <= set(trained):
         (_, small), (_, large) = trained["small"], trained["large"]
+        rate = f", {setting.rate:g}" if setting and setting.rate else ""
+        images = f"{setting.large} and {setting.small} images; " if setting else ""
         yield (
             f"Training accuracy in the last epoch is {say_wide('accuracy', large)} with the large batch and"
-            f" {say_wide('accuracy', small)} with the small one at the same learning rate"
-            f"{f', {rate:g}' if rate else ''} (published: {100 * published.LARGE_ACCURACY:.2f} %, small often above"
-            f" {published.SMALL_BATCH_PERCENT:g} %). Differences are taken seed by seed."
+            f" {say_wide('accuracy', small)} with the small one at the same learning rate{rate} ({images}published:"
+            f" {100 * published.LARGE_ACCURACY:.2f} %, small often above {published.SMALL_BATCH_PERCENT:g} %)."
         )
 
 
@@ -189,7 +215,8 @@ def answer_learning(
     noise: tuple[Estimate, int] | None = None,
     tested: Mapping[str, tuple[str, Estimate]] | None = None,
     gains: Mapping[str, Estimate] | None = None,
-    rate: float | None = None,
+    setting: Batches | None = None,
+    test_gains: Mapping[str, Estimate] | None = None,
 ) -> dict[str, str]:
     """What a large batch costs, and what scaling the rate and warming it up bring back."""
     if not {"small", "large"} <= set(trained):
@@ -197,13 +224,34 @@ def answer_learning(
     _, large = trained["large"]
     scaled = f"{published.BASE_RATE} × {published.LARGE_RANKS} × {published.LARGE_BATCH} / {published.BASE_BATCH}"
     return {
-        "accuracy": f"{' '.join(describe_training(trained, rate))} The large batch makes fewer updates in as many"
+        "accuracy": f"{' '.join(describe_training(trained, setting))} The large batch makes fewer updates in as many"
         f" epochs{describe_updates(updates)}.{explain_test(large, tested or {}, updates)}"
         f"{MINIMA if large.value < trained['small'][1].value else ''}",
         "remedies": f"By linear scaling of the rate with the batch (published: {scaled} = {published.SCALED_RATE}) and"
-        f" gradual warm-up over the first epochs (Goyal et al. 2017).{judge_remedies(large, trained, gains or {})}"
-        f"{explain_remedies(gains or {}, updates, noise)}{explain_lag(trained, tested or {}, updates, gains or {})}",
+        f" gradual warm-up over the first epochs (Goyal et al. 2017).{describe_rates(setting)}"
+        f"{judge_remedies(large, trained, gains or {})}{describe_tests(tested or {}, test_gains or {})}"
+        f"{explain_lag(trained, tested or {}, updates, gains or {})}{explain_remedies(gains or {}, updates, noise)}",
     }
+
+
+def describe_rates(setting: Batches | None) -> str:
+    """What both remedies did to the learning rate here."""
+    if setting is None or not setting.rate or not setting.scaled_rate:
+        return ""
+    warmup = f", with warm-up over {setting.warmup_epochs:g} epochs" if setting.warmup_epochs else ""
+    return f" Here it grows from {setting.rate:g} to {setting.scaled_rate:g}{warmup}."
+
+
+def describe_tests(tested: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
+    """What the remedies do to test images, against the large batch alone, seed by seed."""
+    said = [
+        f"{words} {say_wide('accuracy', tested[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
+        for name, words in REMEDIES.items()
+        if name in tested and name in gains
+    ]
+    if not said or "large" not in tested:
+        return ""
+    return f" Test accuracy: unchanged rate {say_wide('accuracy', tested['large'][1])}, {', '.join(said)}."
 
 
 def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], updates: Mapping[str, int]) -> str:
@@ -223,12 +271,12 @@ def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], up
 
 
 def name_chance(accuracy: Estimate) -> str:
-    """`, not distinguishable from chance, 10 %, nor from 51 %`, where the interval includes chance or nearly does."""
+    """`, not distinguishable from chance, 10 %`, where the interval includes chance or nearly does, and little else."""
     low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
     chance = 1 / NUM_CLASSES
     is_chance = low <= chance <= high or abs(accuracy.value - chance) < NEAR_CHANCE
-    wide = f", nor from {format_share(min(1.0, high))}" if high > 2 * chance else ""
-    return f", not distinguishable from chance, {format_share(chance)}{wide}" if is_chance else ""
+    is_narrow = high <= 2 * chance
+    return f", not distinguishable from chance, {format_share(chance)}" if is_chance and is_narrow else ""
 
 
 def explain_lag(
@@ -240,19 +288,19 @@ def explain_lag(
     """Why a remedy that helps training may not show on test images: averages of batch norm lag behind the weights."""
     reach = round(1 / (1 - KEPT))
     num = updates.get("large", 0)
-    behind = {
-        words: tested[name][1]
+    behind = [
+        words.removeprefix("with ")
         for name, words in REMEDIES.items()
         if name in trained and name in tested and (tested[name][1].high or 1.0) < (trained[name][1].low or 0.0)
-    }
+    ]
     is_helped = any(judge_gain(gain) == HELPS for name, gain in gains.items() if name in REMEDIES)
     if not behind or not is_helped or not 0 < num < LAGGING * reach:
         return ""
-    listed = ", ".join(f"{words} {say_wide('accuracy', found)}{name_chance(found)}" for words, found in behind.items())
     averaged = f"the last {reach} of {num} updates" if num > reach else f"all {num} updates"
     return (
-        f" Test images do not show it yet ({listed}), presumably because they are normalized by batch norm's running"
-        f" averages over about {averaged}, in which a large rate moves the weights away from what was averaged."
+        f" Test images lag behind training images with {' and '.join(behind)}, presumably because batch norm's running"
+        f" averages over about {averaged} normalize them, in which a large rate moves the weights away from what was"
+        " averaged; this was not tested."
     )
 
 
@@ -264,8 +312,7 @@ def describe_updates(updates: Mapping[str, int]) -> str:
 def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
     """What each remedy brings against the large batch alone, seed by seed."""
     said = [
-        f"{words} {say_wide('accuracy', trained[name][1])} ({format_gain(gains[name])} over that:"
-        f" {judge_gain(gains[name])})"
+        f"{words} {say_wide('accuracy', trained[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
         for name, words in REMEDIES.items()
         if name in trained and name in gains
     ]
@@ -274,7 +321,8 @@ def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]],
     helped = [name for name in REMEDIES if name in gains and judge_gain(gains[name]) == HELPS]
     why = " The larger rate makes up for the fewer updates: each takes a step as long as several small ones."
     return (
-        f" Here, of training images right: unchanged rate {say_wide('accuracy', large)}, {', '.join(said)}."
+        f" Training accuracy: unchanged rate {say_wide('accuracy', large)}, {', '.join(said)}; differences are taken"
+        " seed by seed."
         f"{why if helped else ''}{compare_warmup(gains.get(BESIDE))}"
     )
 
@@ -293,7 +341,7 @@ HELPS, WORSE = "helps", "worse"
 def judge_gain(gain: Estimate) -> str:
     if gain.low is None or gain.high is None:
         return "no interval"
-    return HELPS if gain.low > 0 else WORSE if gain.high < 0 else "no gain beyond its interval"
+    return HELPS if gain.low > 0 else WORSE if gain.high < 0 else "no difference resolved"
 
 
 def format_gain(gain: Estimate) -> str:

@@ -20,8 +20,8 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, choose_ranks, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.epochs import make_job
 from scalelab.recipes.resnet.learning import SMALL_RATE
+from scalelab.recipes.resnet.training import make_job
 from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.findings import select
@@ -155,7 +155,8 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
     return {
         "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
         f" {say_wide('accuracy', level)} with local batch norm and changes by {change} with"
-        f" synchronized batch norm, over {len(differences)} seeds.{apart}"
+        f" synchronized batch norm, over {len(differences)} seeds.{apart} Training does not need"
+        " the buffers of other ranks: a step normalizes by its own batch, and only evaluation reads running averages."
     }
 
 

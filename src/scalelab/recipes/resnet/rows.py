@@ -33,21 +33,18 @@ from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.bandwidth import answer_r3, answer_r4
-from scalelab.recipes.resnet.epochs import (
-    QUARTER,
-    answer_r2,
+from scalelab.recipes.resnet.epochs import QUARTER, answer_r2, count_steps, make_main
+from scalelab.recipes.resnet.learning import make_r5
+from scalelab.recipes.resnet.messages import make_r6
+from scalelab.recipes.resnet.published import DEVICES, make_checks
+from scalelab.recipes.resnet.training import (
     choose_batch,
-    count_steps,
     make_job,
-    make_main,
     make_timed,
     make_timed_table,
     name_batch,
     read_epoch,
 )
-from scalelab.recipes.resnet.learning import make_r5
-from scalelab.recipes.resnet.messages import make_r6
-from scalelab.recipes.resnet.published import DEVICES, make_checks
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import StepKind
 from scalelab.report.document import Table
@@ -140,10 +137,13 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         sentences += explain_limit(outcome)
     return Answer(
         main=make_main("seconds", "epoch", lines),
-        tables=keep_tables(*compare_timed(size, outcomes), table),
+        tables=keep_tables(table, *compare_timed(size, outcomes)),
         sentences=tuple(sentences),
         questions=pair_questions(
-            "resnet", "R1", answer_batches(list_arms(outcome), epochs, time_images(size, outcomes))
+            "resnet",
+            "R1",
+            ({"largest": sentences[0]} if sentences else {})
+            | answer_batches(list_arms(outcome), epochs, time_images(size, outcomes)),
         ),
     )
 
@@ -189,15 +189,28 @@ def judge_growth(gain: Estimate) -> str:
     return "Throughput is flat or grows" if low > CLEARLY_LESS else UNTOLD
 
 
-def doubt_timed(verdict: str, timed: Mapping[int, float], batches: Sequence[int]) -> str:
-    """What it means that the timed epochs order two batches the other way; empty where they do not."""
-    before, after = (timed.get(batch) for batch in batches[:2])
-    if verdict != GROWS or before is None or after is None or after <= before:
+def compare_timed_images(timed: Mapping[int, float], gains: Mapping[tuple[int, int], Estimate]) -> str:
+    """What epochs timed as a whole take per image, and whether some lie outside the intervals of steps."""
+    known = [batch for batch in sorted({batch for pair in gains for batch in pair}) if batch in timed]
+    if len(known) < 2:
         return ""
-    return (
-        f" The epochs timed as a whole have the opposite order ({say('seconds', before)} and {say('seconds', after)}"
-        " per image), but they are one run each, so a load that came in between shows in them; steps took turns."
+    listed = ", ".join(f"{1e3 * timed[batch]:.2f}" for batch in known)
+    apart = [
+        pair
+        for pair, gain in gains.items()
+        if set(pair) <= set(known) and not is_within(timed[pair[0]] / timed[pair[1]], gain)
+    ]
+    why = (
+        " Where they differ from that, load came in between: each is one run, and only steps took turns."
+        if apart
+        else ""
     )
+    return f" Epochs timed as a whole take {listed} ms per image at batch {', '.join(map(str, known))}.{why}"
+
+
+def is_within(value: float, interval: Estimate) -> bool:
+    low, high = (interval.value if end is None else end for end in (interval.low, interval.high))
+    return low <= value <= high
 
 
 def answer_batches(
@@ -205,16 +218,19 @@ def answer_batches(
 ) -> dict[str, str]:
     """Whether throughput grows from the smallest batch to the next, and whether it still does after that."""
     ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
-    gains = []
+    gains: dict[tuple[int, int], Estimate] = {}
     for before, arm in pairwise(ordered):
-        factor = arm.trial.global_batch / before.trial.global_batch
-        gain = scale(divide_steps(before, arm), factor)
+        pair = before.trial.global_batch, arm.trial.global_batch
+        gain = scale(divide_steps(before, arm), pair[1] / pair[0])
         if gain is not None:
-            gains.append((f"from batch {before.trial.global_batch} to {arm.trial.global_batch}", gain))
+            gains[pair] = gain
     if len(gains) < 2:
         return {}
-    verdicts = [judge_growth(gain) for _, gain in gains]
-    times = [f"{format_quantity('ratio', gain)} times the images/s {what}" for what, gain in gains]
+    verdicts = [judge_growth(gain) for gain in gains.values()]
+    times = [
+        f"{format_quantity('ratio', gain)} times the images/s from batch {few} to {many}"
+        for (few, many), gain in gains.items()
+    ]
     later = ". ".join(  # neighbours with one verdict share it
         f"{verdict}: {', '.join(said for _, said in group)}"
         for verdict, group in groupby(zip(verdicts[1:], times[1:], strict=True), key=lambda pair: pair[0])
@@ -222,11 +238,10 @@ def answer_batches(
     batches = [arm.trial.global_batch for arm in ordered]
     return {
         "grows": f"{'Yes. ' if verdicts[0] == GROWS else ''}{verdicts[0]}: {times[0]}."
-        f"{name_epochs(epochs, batches[:2])}{doubt_timed(verdicts[0], timed or {}, batches)}"
         " A step has a cost that does not grow with its images (kernel launches,"
         " Python, the optimizer), and a larger batch spreads it over more of them.",
-        "flattens": f"{judge_flat(verdicts, batches)} {later}.{name_epochs(epochs, batches[1:])}"
-        f" {explain_end(gains[-1][1])}".strip(),
+        "flattens": f"{judge_flat(verdicts, batches)} {later}.{name_epochs(epochs, batches)}"
+        f"{compare_timed_images(timed or {}, gains)} {explain_end(list(gains.values())[-1])}".strip(),
     }
 
 
@@ -247,7 +262,7 @@ def explain_end(last: Estimate) -> str:
         return f"{busy}; that is not reached here."
     gains = f"{busy}: a larger batch gains nothing more"
     if last.high is None or last.high >= 1:
-        return f"{gains}. This run does not show whether that is reached."
+        return f"{gains}. Whether that is reached is open here."
     return f"{gains}. Why it loses was not measured; activations that no longer fit the caches are one possible reason."
 
 

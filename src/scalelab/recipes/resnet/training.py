@@ -1,0 +1,118 @@
+"""The training run in both sizes, and its second epoch timed as a whole, as published.
+
+In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
+batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
+not depend on speed, and is counted on ResNet-18 itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scalelab.answers.train import TrainStudy
+from scalelab.data.cifar10 import check_cifar10
+from scalelab.errors import UsageError
+from scalelab.recipes.evidence import find_completed
+from scalelab.recipes.feasibility import choose, make_sized_job
+from scalelab.recipes.recipe import Outcome, Size
+from scalelab.records.observations import CurvePoint
+from scalelab.records.settings import TrainingRun
+from scalelab.records.trial import Option
+from scalelab.report.document import Table
+from scalelab.report.tables import count_column, make_table, seconds_column, text_column
+from scalelab.studies.shared.job import Job
+from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
+
+LOADER_WORKERS = 2
+SMALL_WIDTH = 4
+"""Channels of the first stage in small, instead of 64."""
+SMALL_BATCHES = {32: 8, 128: 32, 512: 128, 2048: 512, 8192: 1024}
+"""In small, by the published one; digits hold no 2048."""
+ONE_RUN = "one run each, no interval; a last partial batch is dropped; (for 32): stands for the published 32"
+
+
+def make_job(size: Size, *, is_counted: bool = False, **fields: Any) -> Job:
+    """ResNet-18 on CIFAR-10 with two loader workers; in small a narrow one without any, on digits if need be.
+
+    What is counted and not timed is ResNet-18 in both sizes, on random images.
+    """
+    images: dict[str, Option] = {"data": "cifar10", "workers": LOADER_WORKERS}
+    if size == "small":
+        images = {"data": find_images(), "width": SMALL_WIDTH}
+    return make_sized_job(size, workload="resnet18", options={} if is_counted else images, **fields)
+
+
+def find_images() -> str:
+    """CIFAR-10 where it was fetched to, else digits."""
+    try:
+        check_cifar10(Path(DEFAULT_PATH), NUM_TRAIN_FILES)
+    except UsageError:
+        return "digits"
+    return "cifar10"
+
+
+def choose_batch(size: Size, batch: int) -> int:
+    """Per device, by the published one."""
+    return choose(size, small=SMALL_BATCHES.get(batch, batch), full=batch)
+
+
+def name_batch(own: int, published_batch: int) -> str:
+    """`batch 8 (for 32)`; once where they are the same."""
+    return f"batch {own}" if own == published_batch else f"batch {own} (for {published_batch})"
+
+
+def make_timed(size: Size, batch: int, num_devices: int = 1) -> TrainStudy:
+    """Two epochs, of which the second is read, as published."""
+    return TrainStudy(
+        ranks=num_devices,
+        global_batch=num_devices * choose_batch(size, batch),
+        course=TrainingRun(epochs=2, log_every=10**6, evaluate_every=10**6, keep=0),
+        job=make_job(size),
+    )
+
+
+def read_second_epoch(outcome: Outcome | None) -> CurvePoint | None:
+    """The second epoch of a training run: its time with and without loading."""
+    result = find_completed(outcome)
+    return result.epochs[1] if result is not None and len(result.epochs) > 1 else None
+
+
+class TimedEpoch(NamedTuple):
+    """The second epoch of a training run; of digits, epochs of more devices drop more of the last images."""
+
+    what: str
+    seconds: float | None
+    images: int | None
+    printed: str
+
+    @property
+    def image_seconds(self) -> float | None:
+        return self.seconds / self.images if self.seconds and self.images else None
+
+
+def read_epoch(
+    outcome: Outcome | None, who: str, size: Size, batch: int, there: float, *, is_loading: bool = True
+) -> TimedEpoch:
+    result, epoch = find_completed(outcome), read_second_epoch(outcome)
+    what = f"{who}{name_batch(choose_batch(size, batch), batch)}"
+    if result is None or epoch is None:
+        return TimedEpoch(what, None, None, f"{there:.3f} s")
+    images = (epoch.step - result.epochs[0].step) * result.trial.global_batch
+    return TimedEpoch(what, epoch.seconds if is_loading else epoch.compute_seconds, images, f"{there:.3f} s")
+
+
+def make_timed_table(lines: Sequence[TimedEpoch], title: str, *notes: str) -> Table | None:
+    """Beside the published ones, with the time of an image: epochs differ in their images."""
+    table = make_table(
+        lines,
+        text_column("what", "what", lambda line: line.what),
+        seconds_column("ours", "ours", lambda line: line.seconds),
+        count_column("images", "images", lambda line: line.images),
+        seconds_column("image_seconds", "per image", lambda line: line.image_seconds),
+        text_column("published", "published", lambda line: line.printed, align="right"),
+        title=title,
+        notes=notes or (ONE_RUN,),
+    )
+    return table if any(line.seconds is not None for line in lines) else None
