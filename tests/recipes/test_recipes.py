@@ -45,7 +45,7 @@ ROWS = {
     "parallelism": ["L1", "L2", "L3"],
 }
 NOT_RUN = {"P9", "S6"}
-MOST_LINES = {"polaris": 605, "gpt2": 390, "scaling": 515, "resnet": 485, "quantization": 240, "parallelism": 300}
+MOST_LINES = {"polaris": 620, "gpt2": 390, "scaling": 515, "resnet": 485, "quantization": 240, "parallelism": 300}
 """Of a terminal of 80 columns."""
 MB = 2**20
 SCRIPTS = {file.name: file for file in list_scripts("polaris")}
@@ -513,7 +513,7 @@ def test_bandwidth_is_told_by_the_published_method_and_corrected(
     batches = [ranks * batch for batch in (8, 32, 128) for ranks in (2, 4)]
     for global_batch, ours, share in zip(batches, corrected.rows, published.rows, strict=True):
         assert isinstance(ours[1].value, float)
-        assert share[1].value == pytest.approx(1e6 * ours[1].value / 0.9e9 / (1442 / global_batch))
+        assert share[1].value == pytest.approx(ours[1].value / 0.9e9 / (1442 / global_batch))
 
 
 def plan_full(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Trial]:

@@ -313,8 +313,8 @@ def test_a_verdict_compares_what_belongs_to_no_machine(main: Main | None, size: 
 @pytest.mark.parametrize(
     ("ours", "words"),
     [
-        (Estimate(value=0.23, low=-0.22, high=0.52), "at most 52 %"),
-        (Estimate(value=0.23, low=0.03, high=0.52), "3 % to 52 %"),
+        (Estimate(value=0.23, low=-0.22, high=0.52), "23 % (0 % to 52 %)"),
+        (Estimate(value=0.23, low=0.03, high=0.52), "23 % (3 % to 52 %)"),
         (Estimate(value=0.23, low=0.2, high=0.26), "23 ± 3 %"),
         (Estimate(value=-0.1, low=-0.3, high=-0.05), "−10 % (−30 % to −5 %)"),
         (None, None),

@@ -103,6 +103,8 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
         return Answer()
     there = (published.PROFILED_SECONDS, published.SINGLE_SECONDS)
     recorded = compare_recorded(outcome)
+    line = Compared("with the profiler", ratio, there[0] / there[1])
+    title = "Time of the whole run over that without the profiler"
     sentence = (
         f"The whole run took {say_wide('seconds', profiled)} with the profiler, {say_wide('seconds', plain)} without,"
         f" {say_wide('ratio', ratio)} times as long (published: {' / '.join(map(print_seconds, there))} ="
@@ -121,6 +123,7 @@ def answer_p5(size: Size, outcomes: Outcomes) -> Answer:
             there[0] / there[1],
             is_alike=size == "full",  # the cost is paid once, so the factor depends on the number of steps
         ),
+        tables=keep_tables(make_beside_table("ratio", [line], title=title, size=size)),
         sentences=(sentence, trace),
         questions=pair_questions("polaris", "P5", {"profiler": f"{judge_profiler(ratio, recorded)}. {sentence}{why}"}),
     )

@@ -200,7 +200,7 @@ def make_training_table(arms: Mapping[str, Arm], memory: Arm | None) -> Table | 
         ),
         text_column("published", "published", lambda row: print_seconds(there[row[0]]), align="right"),
         ratio_column("step_ratio", "× memory", lambda row: 1.0 if row[1] is memory else divide_steps(row[1], memory)),
-        text_column("published_ratio", "× published", lambda row: divide_from_memory(row[0]), align="right"),
+        ratio_column("published_ratio", "× published", lambda row: there[row[0]] / there["in memory"]),
         ratio_column("lazy_ratio", "on demand", lambda row: None if row[1] is memory else divide_steps(row[2], memory)),
         title="The training run, by format",
         notes=(
@@ -210,12 +210,6 @@ def make_training_table(arms: Mapping[str, Arm], memory: Arm | None) -> Table | 
             *((f"{vague}: no ±, as launches differ so much that the interval would reach 0",) if vague else ()),
         ),
     )
-
-
-def divide_from_memory(name: str) -> str:
-    """The published time over that from memory."""
-    there = published.FORMAT_SECONDS
-    return format_quantity("ratio", there[name] / there["in memory"])
 
 
 def drop_impossible(seconds: Estimate | None) -> Estimate | None:

@@ -21,6 +21,7 @@ from scalelab.studies.network.answer import (
     read_communication,
     read_device_share,
     read_latency,
+    read_share,
     read_transfer,
     read_waiting,
 )
@@ -172,8 +173,10 @@ def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | No
         "share",
         [
             Compared(f"one node, {BUSY}", inside.estimate(read_device_share), one.share, print_share(one.share)),
+            Compared("one node, of the step", inside.estimate(read_share), None),
             Compared("one node, exposed", inside.exposed.share if inside.exposed else None, None),
             Compared(f"two nodes, {BUSY}", between.estimate(read_device_share), two.share, print_share(two.share)),
+            Compared("two nodes, of the step", between.estimate(read_share), None),
             Compared("two nodes, exposed", between.exposed.share if between.exposed else None, None),
         ],
         title="Share of communication",

@@ -45,11 +45,10 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
     if not lines:
         return Answer()
     table = make_beside_table(
-        "number",
-        [line._replace(ours=scale(line.ours, 1e-6) if isinstance(line.ours, Estimate) else None) for line in lines],
+        "bandwidth",
+        lines,
         title="Effective bandwidth of one all-reduce per step",
         size=size,
-        header="ours [MB/s]",
         notes=(
             "2·M·(N − 1)/N bytes over t_N − t_1 of a step; published: one all-reduce per epoch, in the next tables",
         ),
