@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scalelab.report.charts.amounts import (
     MOST_BINS,
     HistogramBins,
+    align_bins,
     join_bins,
     list_bars,
     list_marks,
@@ -28,6 +31,18 @@ def test_joined_bins_count_the_same() -> None:
     assert sum(joined.counts) == sum(bins.counts)
     assert joined.high >= bins.high
     assert join_bins(BINS) == BINS
+
+
+def test_series_of_one_chart_have_the_same_bins() -> None:
+    """What two series share, as positive numbers before and after ReLU, has bars of the same height."""
+    before = HistogramBins(low=-2.0, high=2.0, counts=(4, 6, 30, 10))
+    after = HistogramBins(low=0.0, high=2.0, counts=(25, 15, 6, 4))
+    aligned = align_bins({"before": before, "after": after})
+    assert aligned["before"] == before
+    assert aligned["after"].counts == (0, 0, 40, 10)
+    wider = align_bins({"before": before, "after": replace(after, low=1.0, high=5.0, counts=(1, 2, 3, 4) * 2)})
+    assert sum(wider["after"].counts) == 20
+    assert wider["after"].high >= 5
 
 
 def test_chosen_range_and_deviations_are_lines_with_names() -> None:

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from scalelab.analysis.estimate import Estimate
 from scalelab.checks import clean_text
 from scalelab.report.charts.axes import LINE_HEIGHT, NAME_LABELS, wrap_names
@@ -231,6 +233,8 @@ def _mark_reference(reference: float | None, x: Axis, plotted: Plotted, rows: Ro
 
 
 MOST_BINS = 96
+EDGE = 1e-9
+"""Of a bin: what rounding may leave beyond the end of a grid."""
 HEIGHT = 190
 LABEL_HEIGHTS = {"chosen": 0, "deviation": 48}
 """Where labels begin, in pixels from the top: those of different kinds do not meet where their lines do."""
@@ -250,6 +254,10 @@ class HistogramBins:
     high: float
     counts: tuple[int, ...]
 
+    @property
+    def width(self) -> float:
+        return (self.high - self.low) / len(self.counts)
+
 
 def plot_histogram(
     *,
@@ -267,7 +275,7 @@ def plot_histogram(
     known = {clean_text(name): one for name, one in bins.items() if sum(one.counts) and one.high > one.low}
     if not known:
         return None
-    values = [row for name, one in known.items() for row in list_bars(name, join_bins(one))]
+    values = [row for name, one in align_bins(known).items() for row in list_bars(name, one)]
     most = max(row["count"] for row in values)
     ticks = [0, *(10**power for power in range(len(str(most))))]
     across = {"field": "from", "type": "quantitative", "title": axis_title, "bin": "binned", "scale": {"zero": False}}
@@ -299,6 +307,25 @@ def join_bins(bins: HistogramBins) -> HistogramBins:
     counts = tuple(sum(bins.counts[start : start + size]) for start in range(0, len(bins.counts), size))
     width = (bins.high - bins.low) / len(bins.counts)
     return HistogramBins(low=bins.low, high=bins.low + len(counts) * size * width, counts=counts)
+
+
+def align_bins(series: Mapping[str, HistogramBins]) -> dict[str, HistogramBins]:
+    """All series in the bins of the one whose bins are widest, so that equal numbers have bars of equal height."""
+    joined = {name: join_bins(one) for name, one in series.items()}
+    widest = max(joined.values(), key=lambda one: one.width)
+    return {name: one if one is widest else spread_bins(series[name], widest) for name, one in joined.items()}
+
+
+def spread_bins(bins: HistogramBins, grid: HistogramBins) -> HistogramBins:
+    """The same numbers in bins of another grid, which goes on as far as they do: a bin's count by what overlaps."""
+    before = math.ceil(max(0.0, grid.low - bins.low) / grid.width - EDGE)
+    after = math.ceil(max(0.0, bins.high - grid.high) / grid.width - EDGE)
+    low, num = grid.low - before * grid.width, before + len(grid.counts) + after
+    edges = np.linspace(low, low + num * grid.width, num + 1)
+    up_to = np.concatenate([[0], np.cumsum(bins.counts)])
+    found = np.interp(edges, np.linspace(bins.low, bins.high, len(bins.counts) + 1), up_to)
+    found[-1] = up_to[-1]
+    return HistogramBins(low=low, high=float(edges[-1]), counts=tuple(map(int, np.diff(np.rint(found)))))
 
 
 def list_bars(series: str, bins: HistogramBins) -> list[dict[str, Any]]:
