@@ -38,6 +38,9 @@ NOISE_NOTE = "– instead of a number: too noisy, the result was impossible (a t
 
 INTERVAL_NOTE = "± is the 95 % CI half-width (the larger side)"
 
+PAIRED_NOTE = "ratios are paired by round, so they differ from the ratio of the medians beside them"
+"""Where arms were measured round by round: load that all arms of a round share cancels."""
+
 Row = TypeVar("Row")
 
 

@@ -27,6 +27,7 @@ from scalelab.report.document import Cell, Chart, Section, Table, make_cell
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, Finding, FindingKind
 from scalelab.report.tables import (
     INTERVAL_NOTE,
+    PAIRED_NOTE,
     count_column,
     make_table,
     rate_column,
@@ -246,6 +247,8 @@ def make_reading_table(answer: BatchAnswer, reading: Reading) -> Table:
         notes=(
             INTERVAL_NOTE,
             f"speedup: samples/s over those of the plain loop (no process group) on {same}",
+            f"samples/s: of {study.strategy} × {study.ranks}",
+            PAIRED_NOTE,
             *(("–: the plain loop was not run at this batch",) if has_gaps else ()),
             *explain_marks(answer.arms.values()),
         ),
@@ -329,17 +332,13 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
 def judge_doubling(gain: Estimate) -> str:
     """Whether throughput saturates, by what one doubling gains; open where the interval includes the limit."""
     if gain.low is not None and gain.high is not None and gain.low < LARGE_GAIN <= gain.high:
-        return f"By the estimate, throughput {'saturates' if gain.value < LARGE_GAIN else 'has not saturated'}"
+        return "It is open whether throughput has saturated"
     return f"Throughput {'saturates' if gain.value < LARGE_GAIN else 'has not saturated'}"
 
 
 def say_gain(gain: Estimate) -> str:
-    """`1.12 (1.02 to 1.23) times as much (launch by launch), and below 1.05 times it is saturated: not resolved`."""
-    is_open = gain.low is not None and gain.high is not None and gain.low < LARGE_GAIN <= gain.high
-    return (
-        f"{format_interval('ratio', gain)} times as much (launch by launch), and a doubling that gives less than"
-        f" {LARGE_GAIN:g} times counts as saturated{'; the interval includes that limit' if is_open else ''}"
-    )
+    """`1.12 (1.02 to 1.23) times as much, and less than 1.05 times counts as saturated`."""
+    return f"{format_interval('ratio', gain)} times as much, and less than {LARGE_GAIN:g} times counts as saturated"
 
 
 def describe_model(answer: BatchAnswer) -> Iterator[Finding]:

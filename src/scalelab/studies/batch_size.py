@@ -25,6 +25,7 @@ from scalelab.report.document import Chart, Section, Table
 from scalelab.report.findings import DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
     INTERVAL_NOTE,
+    PAIRED_NOTE,
     Field,
     bytes_column,
     count_column,
@@ -108,7 +109,7 @@ class BatchSize(SweepStudy):
             yield bytes_column("limited_bytes", "counted by the limit", read_limited_bytes, is_detail=True)
 
     def list_notes(self, sweep: Sweep) -> Iterable[str]:
-        yield "×: throughput, round by round; peak memory is the row's own"
+        yield f"×: throughput; {PAIRED_NOTE}; peak memory is the row's own"
 
     def draw_charts(self, table: Table, sweep: Sweep) -> Iterable[Chart | None]:
         yield draw_throughput(sweep, fit_sweep(sweep), name_samples(self.job, sweep.rows))

@@ -151,7 +151,7 @@ def make_delay_table(answer: DelayAnswer) -> Table:
         tables.ratio_column("speedup", "speedup", answer.speedup),
         tables.share_column("efficiency", "efficiency", answer.efficiency, shows_interval=False),
     ]
-    notes = ("speedup: over one rank with the same delay", "added: to the step without the delay")
+    notes = ("speedup: over one rank with the same delay", "added: to the step without the delay", tables.PAIRED_NOTE)
     return sweep.make_sweep_table(answer.arms.values(), columns, notes=notes)
 
 

@@ -145,6 +145,7 @@ def make_size_table(answer: SizeAnswer) -> Table:
     ]
     notes = (
         "speedup: over one rank of the same size",
+        tables.PAIRED_NOTE,
         "exposed comm: a step minus a step without the gradient all-reduce",
         "every number is the centre of those of the launches, not the median of all steps",
     )

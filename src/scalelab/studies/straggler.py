@@ -40,6 +40,7 @@ UNDELAYED, DELAYED = "undisturbed", "disturbed"
 """The configurations of a study that injects a delay, as runs on disk call them."""
 LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
 BASE = "the step without stalls"
+STALLS = "excess over the slowest rank's own time and the exposed all-reduce"
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
 
@@ -160,11 +161,19 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
         tables.text_column("slow_rank", "slow rank", read_main(lambda main: f"rank {main.rank}", "none")),
         tables.text_column("slow_phase", "phase", read_main(lambda main: main.phase, "none")),
         tables.seconds_column("excess_seconds", "excess", read_main(lambda main: main.seconds)),
-        tables.share_column("excess_share", f"of {BASE}", read_main(lambda main: main.share), is_detail=True),
+        tables.share_column(
+            "excess_share", f"of {BASE}", read_main(lambda main: main.share), is_detail=True, note=STALLS
+        ),
         tables.seconds_column("waiting_seconds", "waiting", read_waiting),
     ]
     return sweep.make_sweep_table(
-        answer.arms.values(), columns, notes=("waiting: of the rank that waits longest for the others",)
+        answer.arms.values(),
+        columns,
+        notes=(
+            *((tables.PAIRED_NOTE,) if is_delayed else ()),
+            "excess: what the slow rank spends more in that phase than the rank that it is compared with",
+            "waiting: of the rank that waits longest for the others",
+        ),
     )
 
 

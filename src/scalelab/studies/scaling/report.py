@@ -16,6 +16,7 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import MAIN, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import (
     INTERVAL_NOTE,
+    PAIRED_NOTE,
     Field,
     count_column,
     make_table,
@@ -72,8 +73,7 @@ def make_main_table(answer: ScalingAnswer) -> Table:
 
     name, over = "speedup" if answer.is_strong else "scaled speedup", f"over {answer.strategy} × 1"
     plain = " (no process group)" if base is answer.plain else ""
-    paired = ", paired by round (not the ratio of two medians)"
-    reference = f"{name} and efficiency: over the {base.label}{plain}{paired}" if base else "no reference was measured"
+    reference = f"{name} and efficiency: over the {base.label}{plain}" if base else "no reference was measured"
     columns: list[Field[Arm]] = [
         step_column(),
         samples_column(),
@@ -99,7 +99,7 @@ def make_main_table(answer: ScalingAnswer) -> Table:
         ),
         share_column("exposed_share", "exposed comm", read_exposed),
     ]
-    return make_sweep_table(answer.arms.values(), columns, notes=(reference,))
+    return make_sweep_table(answer.arms.values(), columns, notes=(reference, PAIRED_NOTE))
 
 
 def make_time_table(answer: ScalingAnswer) -> Table:

@@ -87,6 +87,8 @@ def samples_column(**options: Any) -> Field[Arm]:
 
 def relative_column(reference: Arm | None, header: str = "× reference", **options: Any) -> Field[Arm]:
     """The step time over the reference's, round by round."""
+    over = f"step time divided by that of {reference.label}; {tables.PAIRED_NOTE}" if reference else ""
+    options = {"note": over} | options
     return tables.ratio_column("step_ratio", header, lambda arm: compare_steps(arm, reference), **options)
 
 
