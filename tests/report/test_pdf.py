@@ -19,6 +19,8 @@ from scalelab.report.findings import Caution
 from scalelab.report.renderers.pdf import (
     MOST_DRAWN,
     PAGE,
+    TABLES,
+    Cut,
     arrange_charts,
     describe_document,
     list_briefs,
@@ -41,8 +43,9 @@ A4_POINTS = (595, 842)
 needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="poppler-utils is not installed")
 
 
-def read_text(pdf: bytes) -> str:
-    done = subprocess.run(["pdftotext", "-layout", "-", "-"], input=pdf, capture_output=True, check=True)
+def read_text(pdf: bytes, order: str = "-layout") -> str:
+    """As it looks; with `-raw` as it was set, one column after the other."""
+    done = subprocess.run(["pdftotext", order, "-", "-"], input=pdf, capture_output=True, check=True)
     return done.stdout.decode()
 
 
@@ -229,9 +232,28 @@ def test_a_brief_report_has_the_longest_answers_that_fit_on_two_pages() -> None:
         for number in (3, 30)
     )
     long, short = (read_text(render_pdf(document, is_brief=True)) for document in (few, many))
-    assert long.count("It follows") == 3 * 60
+    assert long.count("follows") == 3 * 60
     assert short.count("\f") == 2
-    assert 30 * 10 < short.count("It follows") < 30 * 60
+    assert 30 * 10 < short.count("follows") < 30 * 60
+    parts = [part.count("follows") for part in re.split(r"A\d+ · One", short)[1:]]
+    assert len(set(parts)) > 1, "what is left of the pages goes to the answers sentence by sentence"
+
+
+def test_a_brief_report_takes_the_sentences_that_are_left_and_then_further_tables() -> None:
+    (table,) = build_strong_scaling().tables[:1]
+    words = "It is so. And that is why."
+    sections = [Section(heading="R1", paragraphs=(words,), num_answers=1, tables=(table, table))]
+    document = Document(title="t", sections=tuple(sections))
+    cut = Cut(most=5)
+    longer = cut.lengthen(document, (0, 0))
+    assert longer is not None
+    assert longer.apply(document).sections[0].paragraphs == (words,)
+    assert longer.lengthen(document, (0, 0)) is None, "it is whole"
+    more = cut.lengthen(document, TABLES)
+    assert more is not None
+    assert len(more.apply(document).tables) == 2
+    assert more.lengthen(document, TABLES) is None
+    assert cut.list_places(document) == [(0, 0), TABLES]
 
 
 def test_a_document_with_nothing_in_it_is_a_page() -> None:
@@ -311,7 +333,9 @@ def test_a_brief_report_keeps_the_charts_that_were_asked_for(tmp_path: Path) -> 
 def test_a_brief_report_ends_with_the_worst_warnings_and_says_once_what_an_interval_is() -> None:
     table = replace(build_strong_scaling().tables[0], notes=(INTERVAL_NOTE,))
     section = Section(heading="R1 · One", paragraphs=("Yes.",), num_answers=1, tables=(table,))
-    cautions = [Caution(message=f"noise {n}", next_step="wait", severity="noise") for n in range(7)]
+    noise = [Caution(message="noisy", next_step="wait", severity="noise", rows=(f"R{n}",)) for n in (2, 1)]
+    others = [Caution(message=f"noise {n}", next_step="wait", severity="wrong-work") for n in range(6)]
+    cautions = [*others[:4], *noise, *others[4:]]
     failure = Caution(message="it crashed", next_step="look", severity="failure")
     document = replace(make_answers(section, replace(section, heading="R2 · Two")), cautions=(*cautions, failure))
     text = re.sub(r"\s+", " ", read_text(render_pdf(document, is_brief=True)))

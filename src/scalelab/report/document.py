@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -135,14 +135,20 @@ class Section:
         asked, rest = self.split_question(paragraph)
         return asked + cut_text(rest, most - len(asked))
 
-    def cut_answers(self, most: int) -> tuple[str, ...]:
+    def cut_paragraphs(self, most: int, longer: Mapping[int, int]) -> tuple[str, ...]:
         """The paragraphs of a brief report, the longest cut again until all of them are within its lines."""
-        found: tuple[str, ...] = ()
-        for length in range(most, min(most, BRIEF_CHARACTERS) - 1, -20):
-            found = tuple(self.cut_answer(words, length) for words in self.paragraphs[: self.num_answers])
-            if sum(math.ceil(len(words) / LINE_CHARACTERS) for words in found) <= BRIEF_LINES:
-                break
-        return found
+        lengths = {
+            number: min(len(words), longer.get(number, most))
+            for number, words in enumerate(self.paragraphs)
+            if number < (self.num_answers or 0) or number in longer
+        }
+        while True:
+            found = tuple(self.cut_answer(self.paragraphs[number], length) for number, length in lengths.items())
+            longest = max(lengths, key=lambda number: lengths[number], default=0)
+            num_lines = sum(math.ceil(len(words) / LINE_CHARACTERS) for words in found)
+            if num_lines <= BRIEF_LINES or lengths[longest] <= BRIEF_CHARACTERS:
+                return found
+            lengths[longest] -= 20
 
     @property
     def is_empty(self) -> bool:
@@ -196,13 +202,20 @@ class Document:
         return tuple(table for section in self.sections for table in section.tables)
 
     def shorten(
-        self, most: int = BRIEF_CHARACTERS, num_more: int = 0, rows: int = BRIEF_ROWS, *, is_drawn: bool = False
+        self,
+        most: int = BRIEF_CHARACTERS,
+        num_more: int = 0,
+        rows: int = BRIEF_ROWS,
+        *,
+        is_drawn: bool = False,
+        lengths: Mapping[tuple[int, int], int] | None = None,
     ) -> Document:
         """A brief report: of every section with answers these, each cut to its first sentences, its first table, and
         the warnings without advice.
 
         So many further tables go to the sections in turn, the first ones first. `is_drawn`: with the charts that were
-        asked for.
+        asked for. `lengths`: of answers that may be longer, and of other paragraphs, by the numbers of the section and
+        the paragraph.
 
         A document without answers keeps its findings and its first table.
         """
@@ -213,7 +226,9 @@ class Document:
         sections = [
             Section(
                 heading=section.heading,
-                paragraphs=section.cut_answers(most),
+                paragraphs=section.cut_paragraphs(
+                    most, {number: length for (where, number), length in (lengths or {}).items() if where == place}
+                ),
                 tables=tuple(
                     _shorten_table(table, rows) for table in section.tables[: 1 - (place - num_more) // len(answered)]
                 ),
@@ -226,13 +241,32 @@ class Document:
         return replace(self, sections=tuple(sections), findings=(), cautions=self._shorten_cautions(), environment=())
 
     def _shorten_cautions(self) -> tuple[Caution, ...]:
-        """Every failure and the worst warnings, without advice; the last says how many are left out."""
-        kept = [replace(caution, next_step="") for caution in (*self.failures, *self.warnings[:BRIEF_WARNINGS])]
-        left_out = len(self.warnings) - BRIEF_WARNINGS
+        """Every failure and the worst warnings, without advice; the last says how many are left out.
+
+        Those about noise of several parts become one, which names the parts.
+        """
+        warnings = _merge_noise(self.warnings)
+        kept = [replace(caution, next_step="") for caution in (*self.failures, *warnings[:BRIEF_WARNINGS])]
+        left_out = len(warnings) - BRIEF_WARNINGS
         if left_out > 0:
             more = "1 more warning is" if left_out == 1 else f"{left_out} more warnings are"
             kept.append(Caution(message=f"{more} in the full report", next_step=""))
         return tuple(kept)
+
+
+def _merge_noise(cautions: Sequence[Caution]) -> list[Caution]:
+    """One warning for all that say of parts of a report that their times are uncertain; others as they are."""
+    noisy = [one for one in cautions if one.rows]
+    if len(noisy) < 2:
+        return list(cautions)
+    rows = ", ".join(sorted({row for one in noisy for row in one.rows}))
+    merged = Caution(
+        message=f"noisy machine: step times of {rows} vary more than they should, so answers that rest on them are"
+        f" uncertain, those on ratios of one round less so ({len(noisy)} warnings are in the full report)",
+        next_step="",
+        severity="noise",
+    )
+    return [merged if one is noisy[0] else one for one in cautions if one is noisy[0] or one not in noisy]
 
 
 def cut_text(words: str, most: int) -> str:
@@ -247,10 +281,8 @@ def _shorten_table(table: Table, most: int) -> Table:
     left_out = len(table.rows) - most
     more = "1 more row is" if left_out == 1 else f"{left_out} more rows are"
     rows = table.rows[:most] if left_out > 0 else table.rows
-    marks = tuple(mark for row in rows for cell in row for mark in cell.mark)
-    legends = tuple(note for note in table.notes[1:] if marks and note.startswith(marks))
-    notes = (*legends, *((f"{more} in the full report",) if left_out > 0 else ()))
-    return replace(table, rows=rows, notes=(*table.notes[:1], *notes))
+    notes = (*table.notes, *((f"{more} in the full report",) if left_out > 0 else ()))
+    return replace(table, rows=rows, notes=notes)
 
 
 def read_document(text: str) -> Document:

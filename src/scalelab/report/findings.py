@@ -59,6 +59,8 @@ class Caution:
     subject: str = ""
     values: Mapping[str, Known] = field(default_factory=dict)
     severity: Severity = "note"
+    rows: tuple[str, ...] = ()
+    """The rows of a recipe whose step times it makes uncertain."""
 
 
 @dataclass(frozen=True)

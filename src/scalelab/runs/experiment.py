@@ -145,9 +145,10 @@ def list_some(names: Sequence[str]) -> str:
 def warn_of_neighbours(store: RunStore) -> Iterator[Caution]:
     names = list(dict.fromkeys(Path(run).name for run in read_neighbours(store.path)))
     if names:
+        which = "another run" if len(names) == 1 else f"{len(names)} other runs"
         yield NEIGHBOUR(
             ", ".join(names),
-            f"another run of scalelab measured on the same cores at the same time: {list_some(names)}",
+            f"{which} of scalelab measured on the same cores at the same time: {list_some(names)}",
             "measure again when nothing else runs, or give each its own cores with taskset",
             num_runs=len(names),
         )

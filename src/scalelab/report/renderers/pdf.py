@@ -14,20 +14,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from scalelab.errors import UsageError
 from scalelab.records.running import hold_directory
-from scalelab.report.document import BRIEF_CHARACTERS, Chart, Document, Section, Table
+from scalelab.report.document import BRIEF_CHARACTERS, BRIEF_ROWS, Chart, Document, Section, Table
 from scalelab.report.findings import Caution
 from scalelab.report.renderers.pictures import draw_pdf, spell_out
 from scalelab.report.renderers.theme import is_wide
-from scalelab.report.tables import INTERVAL_NOTE, TextColumn, format_columns, list_notes
+from scalelab.report.tables import INTERVAL_NOTE, TextColumn, format_columns, list_notes, replace_details
 from scalelab.units import PLUS_MINUS
 
 NO_TYPST = "a PDF is set by typst, which is not installed: pip install 'scalelab[report]'"
@@ -59,55 +58,121 @@ def render_pdf(document: Document, *, is_brief: bool = False) -> bytes:
     with hold_directory("pdf") as directory:
         template = files("scalelab.report").joinpath("assets", "report.typ").read_text(encoding="utf-8")
         (directory / "report.typ").write_text(template, encoding="utf-8")
-        pdf = b""
-        for one in map(move_interval_note, list_briefs(document)) if is_brief else [document]:
-            described = describe_document(one, directory, is_brief=is_brief) | {"brief": is_brief}
+        drawn: dict[tuple[int, int], str] = {}
+
+        def typeset(one: Document) -> bytes:
+            described = describe_document(one, directory, drawn, is_brief=is_brief) | {"brief": is_brief}
             (directory / "report.json").write_text(json.dumps(described), encoding="utf-8")
-            pdf = typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
-            if len(PAGE.findall(pdf)) <= BRIEF_PAGES:
-                break
+            return typst.compile(str(directory / "report.typ"), root=str(directory), ignore_system_fonts=True)
+
+        return fill_pages(document, lambda one: typeset(trim_tables(one))) if is_brief else typeset(document)
+
+
+def fill_pages(document: Document, typeset: Callable[[Document], bytes]) -> bytes:
+    """The longest brief report that fits; then, sentence by sentence and table by table, what the pages still hold."""
+    pdf, cut = b"", Cut()
+    for cut in list_cuts(document):
+        pdf = typeset(cut.apply(document))
+        if len(PAGE.findall(pdf)) <= BRIEF_PAGES:
+            break
+    waiting = cut.list_places(document)
+    while waiting:
+        place = waiting.pop(0)
+        longer = cut.lengthen(document, place)
+        if longer is None:
+            continue
+        own = typeset(longer.apply(document))
+        if len(PAGE.findall(own)) <= BRIEF_PAGES:
+            pdf, cut = own, longer
+            waiting.append(place)
     return pdf
 
 
-def list_briefs(document: Document) -> Iterator[Document]:
+Place = tuple[int, int]
+"""The numbers of a section with answers and of a paragraph there; `TABLES` stands for further tables."""
+TABLES = (-1, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What of a document stands in a brief report: the arguments of `Document.shorten`."""
+
+    most: int = BRIEF_CHARACTERS
+    num_more: int = 0
+    rows: int = BRIEF_ROWS
+    is_drawn: bool = False
+    lengths: Mapping[Place, int] = field(default_factory=dict)
+
+    def apply(self, document: Document) -> Document:
+        return document.shorten(self.most, self.num_more, self.rows, is_drawn=self.is_drawn, lengths=self.lengths)
+
+    def list_places(self, document: Document) -> list[Place]:
+        """What can be longer: answers in the order of the report, tables, then what the answers leave out."""
+        answered = [section for section in document.sections if section.num_answers is not None]
+        answers = [(n, number) for n, section in enumerate(answered) for number in range(section.num_answers or 0)]
+        every = [(n, number) for n, section in enumerate(answered) for number in range(len(section.paragraphs))]
+        return [*answers, TABLES, *(place for place in every if place not in answers)]
+
+    def lengthen(self, document: Document, place: Place) -> Cut | None:
+        """With one more sentence of an answer, or one more table; None where it is whole."""
+        if place == TABLES:
+            return replace(self, num_more=self.num_more + 1) if self.num_more < count_more(document) else None
+        section = [section for section in document.sections if section.num_answers is not None][place[0]]
+        words, is_there = section.paragraphs[place[1]], place in self.lengths or place[1] < (section.num_answers or 0)
+        now = len(section.cut_answer(words, self.lengths.get(place, self.most))) if is_there else 0
+        longer = (len(section.cut_answer(words, most)) for most in range(now + 1, len(words) + 1))
+        length = next((length for length in longer if length > now), None)
+        return None if length is None else replace(self, lengths={**self.lengths, place: length})
+
+
+def list_cuts(document: Document) -> Iterator[Cut]:
     """From the longest to the shortest: it loses further tables, those of the last rows first, then ends of answers.
 
     Charts that were asked for go last of all.
     """
-    answered = sum(section.num_answers is not None for section in document.sections)
-    most = answered * (max((len(section.tables) for section in document.sections), default=1) - 1)
     for is_drawn in (True, False) if any(section.is_plot_asked for section in document.sections) else (False,):
-        shorten = partial(document.shorten, is_drawn=is_drawn)
-        yield from (shorten(BRIEF_LENGTHS[0], num_more, MORE_ROWS) for num_more in range(most, -1, -1))
-        yield from map(shorten, BRIEF_LENGTHS)
-        yield shorten(BRIEF_CHARACTERS, rows=FEWEST_ROWS)
+        cut = Cut(most=BRIEF_LENGTHS[0], is_drawn=is_drawn)
+        yield from (replace(cut, num_more=more, rows=MORE_ROWS) for more in range(count_more(document), -1, -1))
+        yield from (replace(cut, most=most) for most in BRIEF_LENGTHS)
+        yield replace(cut, most=BRIEF_CHARACTERS, rows=FEWEST_ROWS)
 
 
-def move_interval_note(document: Document) -> Document:
-    """What ± means, once below the title instead of below every table."""
+def count_more(document: Document) -> int:
+    """The further tables of as many sections as have answers, each taken to have as many as the one with most."""
+    answered = sum(section.num_answers is not None for section in document.sections)
+    return answered * (max((len(section.tables) for section in document.sections), default=1) - 1)
+
+
+def list_briefs(document: Document) -> Iterator[Document]:
+    return (cut.apply(document) for cut in list_cuts(document))
+
+
+def trim_tables(document: Document) -> Document:
+    """Tables without details, and what ± means once below the title instead of below every table."""
+    tables = {id(table): replace_details(table) for table in document.tables}
+    bare = {
+        key: replace(table, notes=tuple(note for note in table.notes if note != INTERVAL_NOTE))
+        for key, table in tables.items()
+    }
     sections = tuple(
-        replace(
-            section,
-            tables=tuple(
-                replace(table, notes=tuple(note for note in table.notes if note != INTERVAL_NOTE))
-                for table in section.tables
-            ),
-        )
-        for section in document.sections
+        replace(section, tables=tuple(bare[id(table)] for table in section.tables)) for section in document.sections
     )
-    setting = " · ".join(filter(None, (document.setting, INTERVAL_NOTE)))
-    return document if sections == document.sections else replace(document, sections=sections, setting=setting)
+    is_said = any(INTERVAL_NOTE in table.notes for table in tables.values())
+    setting = " · ".join(filter(None, (document.setting, INTERVAL_NOTE if is_said else "")))
+    return replace(document, sections=sections, setting=setting)
 
 
-def describe_document(document: Document, directory: Path, *, is_brief: bool = False) -> dict[str, Any]:
-    """The document as the template reads it; its charts become files in a directory."""
+def describe_document(
+    document: Document, directory: Path, drawn: dict[tuple[int, int], str] | None = None, *, is_brief: bool = False
+) -> dict[str, Any]:
+    """The document as the template reads it; its charts become files in a directory, but for those `drawn` there."""
     is_recipe = any(section.num_answers is not None for section in document.sections)
-    drawn: dict[tuple[int, int], str] = {}
+    known = {} if drawn is None else drawn
 
     def draw(charts: Sequence[Chart]) -> list[list[list[dict[str, str]]]]:
         """Blocks of columns of charts; a chart that stands in several arrangements is drawn once in each width."""
         return [
-            [[_describe_chart(chart, directory, drawn, len(columns)) for chart in own] for own in columns]
+            [[_describe_chart(chart, directory, known, len(columns)) for chart in own] for own in columns]
             for columns in (arrange_rows(charts) if is_brief else arrange_charts(charts))
         ]
 

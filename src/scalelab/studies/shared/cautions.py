@@ -59,6 +59,21 @@ DRIFT = CautionKind("drift", "Step times drift within a launch or from round to 
 OUTLIERS = CautionKind("outliers", "Over 2 % of steps took over 1.5 times the median", "noise", ("outliers", "steps"))
 HEAVY_TAILS = CautionKind("heavy-tail", "The mean step is far above the median", "noise", ("mean_over_median",))
 NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch", "noise", ("step", "steps"))
+UNSTEADY = frozenset(
+    kind.name
+    for kind in (
+        NOISY_LAUNCHES,
+        DISTURBED,
+        NOISY_STEPS,
+        LOADED_HOST,
+        STOLEN_TIME,
+        DRIFT,
+        OUTLIERS,
+        HEAVY_TAILS,
+        NOT_SETTLED,
+    )
+)
+"""That step times vary more than they should: one thing to say of a report, for all of its rows."""
 EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
 UNTRAINED = CautionKind("not-trained", "The reference itself is often wrong", "wrong-work", ("accuracy",))
 NO_ABLATION = CautionKind("no-ablation", "No step ran without communication, with the reason", "note")
@@ -334,9 +349,11 @@ def name_noise(
 def _name_disturbed(arms: Sequence[Arm]) -> Iterator[Caution]:
     """Launches that stand out from their row, all in one warning: what ran beside them slowed several rows."""
     found = {arm.label: find_disturbed(arm.clean) for arm in arms}
-    named = [f"{label} in round {n} ({over:.1f}×)" for label, slow in found.items() for n, over in slow.items()]
-    if named:
-        text = f"single rounds took over 1.5 times the row's median: {', '.join(named)}; intervals reach that far"
+    slow = sorted(((over, label, n) for label, rounds in found.items() for n, over in rounds.items()), reverse=True)
+    if slow:
+        named = [f"{label} in round {n} ({over:.1f}×)" for over, label, n in slow[:MOST_NAMED]]
+        more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+        text = f"single rounds took over 1.5 times the row's median: {', '.join(named)}{more}; intervals reach that far"
         yield DISTURBED(", ".join(filter(found.get, found)), text, "something else ran then: measure again")
 
 
