@@ -12,8 +12,8 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.challenge import compare_cost, judge_losses
-from scalelab.recipes.scaling.delays import describe_curve, describe_model, explain_excess, relate_to_law
-from scalelab.recipes.scaling.questions import explain_rest
+from scalelab.recipes.scaling.delays import describe_curve, describe_model, explain_added, explain_excess, relate_to_law
+from scalelab.recipes.scaling.questions import describe_disturbed, explain_rest
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
 from scalelab.recipes.scaling.sizes import compare_computing, describe_launches, find_threshold, is_loss, judge_sizes
 from scalelab.studies.shared.arms import Arm
@@ -49,10 +49,10 @@ def around(value: float, width: float = 0.01) -> Estimate:
 @pytest.mark.parametrize(
     ("change", "apart", "words"),
     [
-        (0.4, 0.1, "does not degrade, it rises, and non-linearly: fast at first and then ever more slowly"),
-        (0.4, -0.1, "does not degrade, it rises, and non-linearly: slowly at first and then ever faster"),
-        (-0.4, -0.1, "It degrades, and non-linearly: fast at first and then ever more slowly"),
-        (-0.4, 0.1, "It degrades, and non-linearly: slowly at first and then ever faster"),
+        (0.4, 0.1, "does not degrade, it rises, and non-linearly: steep at first, flatter later"),
+        (0.4, -0.1, "does not degrade, it rises, and non-linearly: flat at first, steeper later"),
+        (-0.4, -0.1, "It degrades, and non-linearly: steep at first, flatter later"),
+        (-0.4, 0.1, "It degrades, and non-linearly: flat at first, steeper later"),
         (-0.4, 0.001, "It degrades; whether linearly, this run does not show"),
         (0.001, 0.1, UNTOLD),
     ],
@@ -138,10 +138,10 @@ def test_a_threshold_follows_from_fixed_and_growing_costs_of_computing() -> None
     """64 samples take 1.5 and 32 take 1, so F = 0.5: an all-reduce of 3 is 0.5 + 2.5, which 160 samples take."""
     one, sending = play_ranks(1, [1.5] * 4), play_ranks(2, [4.0, 4.0, 4.04, 4.0], [1.0, 1.0, 1.0, 1.01])
     words = find_threshold([(one, sending)])
-    assert "Here r is 3.00 (" in words
-    assert "So communication is the bottleneck for mlp 128×2 on 2 ranks." in words
-    assert words.startswith("When r, a step's exposed all-reduce over its computing, exceeds 1: below 160 (")
-    assert "samples per rank for mlp 128×2 on 2 ranks (extrapolated)." in words
+    assert words.startswith("When r, a step's exposed all-reduce over its computing, exceeds 1. mlp 128×2: r = 3.00 (")
+    assert "on 2 ranks, so communication is the bottleneck." in words
+    assert "Extrapolated, communication is the bottleneck below 160 (" in words
+    assert "samples per rank for mlp 128×2 on 2 ranks (here 32)." in words
     assert "r is 1 at" not in words, "more ranks than these are beyond it too"
 
 
@@ -150,8 +150,9 @@ def test_a_threshold_in_ranks_takes_the_longer_all_reduce_and_the_smaller_batch(
     one, computing = play_ranks(1, [6.0] * 4), [4.0, 4.0, 4.0, 4.01]
     fair, crowded = (play_ranks(n, [7.0, 7.0, 7.04, 7.0], computing, is_crowded=n == 4) for n in (2, 4))
     words = find_threshold([(one, fair), (one, crowded)])
-    assert "So computing is the bottleneck for mlp 128×2 on 2 and 4 ranks." in words
-    assert "exceeds 1: below 16 (" in words
+    assert "on 4 ranks, so computing is the bottleneck." in words
+    assert "the bottleneck below 16 (" in words
+    assert "so r there does not compare with r on fewer" in words
     assert "F is of one rank's step 33 % for mlp 128×2." in words
     assert "r is 1 at 2.5 (2.5 to 2.5) ranks for mlp 128×2 (extrapolated" in words
     assert "do not follow the model, which gives r = 1.5 for mlp 128×2 on 4 ranks (0.75 measured)" in words
@@ -163,8 +164,34 @@ def test_an_all_reduce_shorter_than_the_fixed_cost_is_no_bottleneck_at_any_batch
     """F = 2 of 6, and an all-reduce of 1."""
     one, spread = play_ranks(1, [6.0] * 4), play_ranks(2, [5.0, 5.0, 5.04, 5.0], [4.0, 4.0, 4.0, 4.01])
     words = find_threshold([(one, spread)])
-    assert "exceeds 1: at no batch for mlp 128×2 on 2 ranks (extrapolated)" in words
+    assert "the bottleneck at no batch for mlp 128×2 on 2 ranks (here 32)" in words
     assert "the all-reduce of mlp 128×2 takes less than F, so no batch is too small" in words
+    assert "r is 1 at" not in words, "more ranks than samples"
+
+
+def test_no_limit_is_extrapolated_where_a_share_of_the_batch_takes_as_long_as_all_of_it() -> None:
+    one, spread = play_ranks(1, [4.0, 4.2, 3.9, 4.1]), play_ranks(2, [8.0, 8.1, 7.9, 8.2], [4.1, 3.9, 4.0, 4.2])
+    words = find_threshold([(one, spread)])
+    assert "this run does not show which is the bottleneck, as r may be 1." in words
+    assert "No limit for mlp 128×2: a rank's share of the batch did not clearly take less time than all of it." in words
+    assert "Extrapolated" not in words
+
+
+def test_a_plain_loop_slower_than_ddp_on_one_rank_is_called_noise() -> None:
+    plain, own, spread = play_ranks(1, [2.0] * 4), play_ranks(1, [1.0, 1.01, 0.99, 1.0]), play_ranks(2, [2.0] * 4)
+    own.__dict__["label"] = "ddp × 1"
+    words = describe_disturbed(plain, own, [spread])
+    assert words.startswith("ddp × 1 ran 2.00")
+    assert "Over ddp × 1, efficiency is 25" in words
+    assert describe_disturbed(own, plain, [spread]) == "", "as it should be"
+
+
+def test_a_delay_that_adds_less_or_more_than_its_time_is_named() -> None:
+    assert explain_added(play_delays(5.0), 10.0) == (
+        "Less on 2 ranks: that it takes the place of waiting would explain it, and is not measured."
+    )
+    assert explain_added(play_delays(-5.0), 10.0).startswith("More than the delay on 2 ranks: ")
+    assert explain_added(play_delays(), 10.0) == ""
 
 
 def test_launches_that_differ_widely_are_named() -> None:
@@ -196,8 +223,8 @@ def test_more_than_the_model_is_explained_by_whether_ranks_share_cores() -> None
 def test_the_additive_model_is_rejected_only_where_the_measurement_leaves_it() -> None:
     """(2 + 10)/(1.5 + 10) = 1.04."""
     words = describe_model(play_delays(), 2, [0.0, 10.0])
-    assert "the additive model S(d) = (T_1 + d)/(T_N + d)" in words
-    assert "It predicts 1.04 at 10000 ms (measured over that: 1.00" in words
+    assert "the speedup is S(d) = (T(1) + d)/(T(N) + d)" in words
+    assert "This predicts 1.04 at 10000 ms (1.04 measured)" in words
     assert words.endswith("the measurement does not reject it.")
     assert describe_model(play_delays(5.0), 2, [0.0, 10.0]).endswith("the measurement rejects it at 10000 ms.")
 
@@ -206,8 +233,8 @@ def test_amdahls_law_has_the_delay_as_its_serial_part() -> None:
     """f = 10/12, so S = 1/(10/12 + 1/12) = 12/11 on two ranks, and at most 1.2."""
     words = relate_to_law(play_delays(), 2, [10.0])
     assert words.startswith("Amdahl's law is S = 1/(f + (1 − f)/N)")
-    assert "S = 1.09, and on no number of ranks more than 1/f = 1.20" in words
-    assert "It is less than the law" in words
+    assert "S = 1.09 (at most 1/f = 1.20 on any number of ranks)" in words
+    assert "We measured less, because the law" in words
 
 
 def play_plain(batch: int, steps: Sequence[float]) -> Arm:
@@ -228,7 +255,10 @@ def test_what_is_left_over_is_split_into_the_smaller_batch_and_the_other_rank(mo
     words = explain_rest(whole, spread, 2.0, unit, None, batches)
     assert "Of what is left over, 1.00 ± 0.00 ms come from work that does not shrink with the batch" in words
     assert "with 32 instead of 64 samples the plain loop still takes 0.750 ± 0.000 of its step, not 0.50: S5B" in words
-    assert "and 1.00 ms are not explained by this run (caches and memory that ranks share would add to them)" in words
+    assert (
+        "and 1.00 ms are not explained by this run (caches and memory that ranks share, and other programs, would"
+        " add to them)" in words
+    )
     one_rank = play_plain(64, [step + 0.4e-3 for step in steps])
     one_rank.trial.__dict__["strategy"], one_rank.__dict__["label"] = "ddp", "ddp × 1"
     words = explain_rest(whole, spread, 2.0, unit, None, batches, one_rank)

@@ -184,6 +184,8 @@ class Recipe:
     """Which assignment it is, in a few words."""
     stand_in: str = ""
     """What `small` runs instead of the published setup, in one line."""
+    terms: str = ""
+    """What its tables and answers call things, for a reader who has nothing but a brief report."""
     keeps_global_batch: bool = False
     """Whether more ranks share the same batch, so that rows on a fixed number of ranks can run on another."""
 

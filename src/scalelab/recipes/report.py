@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
-    compare_tasks,
     divide_published,
     is_comparable,
     learns_nothing,
@@ -26,7 +25,7 @@ from scalelab.report.document import Chart, Column, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
-from scalelab.studies.shared.cautions import FAILED, NOT_RUN, name_failure
+from scalelab.studies.shared.cautions import DISTURBED, FAILED, NOT_RUN, UNSTEADY, name_failure
 from scalelab.units import format_count, format_quantity, format_share, is_known
 
 ROWS = FindingKind(
@@ -134,10 +133,7 @@ def make_overview(rows: Sequence[Concluded], size: Size) -> Table:
         text_column("ours", "here", lambda one: say_main(mains[one.row.id]), align="right"),
         text_column("published", "published", read_published, align="right") if is_compared else None,
         text_column("verdict", "verdict", lambda one: verdicts[one.row.id] or name_state(one)) if is_compared else None,
-        notes=(
-            *(notes if any(verdicts.values()) else ()),
-            *compare_tasks({one.row.id: one.shown for one in rows}),
-        ),
+        notes=notes if any(verdicts.values()) else (),
     )
 
 
@@ -220,10 +216,11 @@ def make_section(one: Concluded) -> Section:
     answers = [str(question) for question in one.answer.questions]
     sentences = one.answer.sentences or tuple(quote_studies(named, is_crowded))
     rest = [sentence for sentence in sentences if not any(sentence in answer for answer in answers)]
-    lead = (*((why,) if why else ()), *list_setting(one), *(answers or rest[:1]))
+    main = rest[:MOST_SENTENCES] if one.row.parts else rest[:1]  # without questions its sentences are the answer
+    lead = (*((why,) if why else ()), *list_setting(one), *(answers or main))
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
-        paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[1:])),
+        paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[len(main) :])),
         num_answers=None if one.row.is_extra or (one.row.state and not answers) else len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
@@ -322,7 +319,8 @@ def list_cautions(rows: Iterable[Concluded]) -> tuple[Caution, ...]:
         for key, outcome in one.shown.items():
             published = list_published(one.row, outcome.results)
             for caution in (*find_unnamed(outcome), *(outcome.document.cautions if outcome.document else ())):
-                if caution.kind == FAILED.name and caution.values.get("status") in published:
+                is_timeless = caution.kind in UNSTEADY and any(result.quantized for result in outcome.results)
+                if is_timeless or (caution.kind == FAILED.name and caution.values.get("status") in published):
                     continue
                 step = point_to_logs(caution, outcome.results, f"{one.row.prefix}.{key}")
                 command = find_command(outcome.study.name) if caution.severity in ("noise", "control") else ""
@@ -375,14 +373,17 @@ def merge_cautions(found: Iterable[Found]) -> tuple[Caution, ...]:
 
 def _merge_alike(group: Sequence[Found]) -> Caution:
     first = group[0]
-    rows = ", ".join(dict.fromkeys(one.row for one in group))
-    others = list(dict.fromkeys(_name(one) for one in group[1:] if one.caution.subject and _name(one) != _name(first)))
+    which = tuple(dict.fromkeys(one.row for one in group))
+    rows = ", ".join(which)
+    named = [] if first.caution.kind == DISTURBED.name else group[1:]  # whose subject is a list of its own
+    others = list(dict.fromkeys(_name(one) for one in named if one.caution.subject and _name(one) != _name(first)))
     more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
     also = f" (also {', '.join(others[:MOST_NAMED])}{more})" if others else ""
     commands = list(dict.fromkeys(one.command for one in group if one.command))
     way = commands[0] if len(commands) == 1 else "scalelab run and the study of each row" if commands else ""
     step = f"{first.caution.next_step}, with {way}" if way else first.caution.next_step
-    return replace(first.caution, subject=rows, message=f"{rows}: {first.caution.message}{also}", next_step=step)
+    message, timed = f"{rows}: {first.caution.message}{also}", which if first.caution.kind in UNSTEADY else ()
+    return replace(first.caution, subject=rows, rows=timed, message=message, next_step=step)
 
 
 def _name(one: Found) -> str:

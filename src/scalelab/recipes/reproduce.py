@@ -18,13 +18,13 @@ import tyro
 from scalelab.data.shards import find_shards, read_largest_token
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
-from scalelab.recipes.evidence import RepeatedTraining
+from scalelab.recipes.evidence import RepeatedTraining, compare_tasks
 from scalelab.recipes.feasibility import find_obstacle, find_trial_obstacle, limit_memory
 from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.parallelism.rows import PARALLELISM
 from scalelab.recipes.polaris.rows import POLARIS
 from scalelab.recipes.quantization.rows import QUANTIZATION
-from scalelab.recipes.recipe import Outcome, Recipe, Row, Size
+from scalelab.recipes.recipe import Outcome, Recipe, Row, Size, list_scripts
 from scalelab.recipes.report import (
     Concluded,
     find_findings,
@@ -222,10 +222,20 @@ class Reproduce(Study):
             title=recipe.title,
             question=self.question,
             setting=self._describe_setting(results),
-            sections=(first, *map(make_section, rows), *last),
+            sections=(first, *self._explain_terms(rows), *map(make_section, rows), *last),
             findings=tuple(find_findings(rows, checks, self.size)),
             cautions=list_cautions(rows),
         )
+
+    def _explain_terms(self, rows: Sequence[Concluded]) -> Iterator[Section]:
+        """What words mean, how far rows compare, and where the code to hand in comes from."""
+        terms = RECIPES[self.recipe].terms
+        alike = [f"{note[0].upper()}{note[1:]}." for note in compare_tasks({one.row.id: one.shown for one in rows})]
+        said = [*([terms] if terms else []), *alike]
+        if said and any(one.results for one in rows):
+            code = f"scalelab reproduce {self.recipe} --scripts DIR writes the code to hand in."
+            words = " ".join([*said, *([code] if list_scripts(self.recipe) else [])])
+            yield Section(heading="How to read this", paragraphs=(words,), num_answers=1)
 
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         """The recipe and its rows; in small first what stands in for the published setup."""

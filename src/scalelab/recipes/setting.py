@@ -19,6 +19,12 @@ RANDOM = "synthetic"
 """The option of workloads for random data."""
 MOST_VALUES = 4
 """That a setting lists."""
+TIMING_TERMS = (
+    "Terms: a launch starts all ranks in fresh processes, a round launches every row of a table once; plain loop: the"
+    " same training loop without a process group, on one rank; oversubscribed: ranks that share cores; exposed"
+    " communication: what computing does not hide. A step time is the median over launches, of the slowest rank; an"
+    " interval rests on as many numbers as there are launches, so disturbed launches can widen it beyond all of them."
+)
 
 
 def describe_setting(outcomes: Outcomes) -> str:

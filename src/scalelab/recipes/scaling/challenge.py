@@ -9,6 +9,7 @@ from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import Verdict, estimate_difference, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
+    compare_estimates,
     divide_speedups,
     divide_steps,
     find_arm,
@@ -59,8 +60,10 @@ def answer_batches(outcome: Outcome | None) -> Answers:
         "saturate": join(
             *quote(outcome, DOUBLING.name),
             by_fit,
-            "A step costs F + c·b for b samples per rank, F for kernel launches, the all-reduce and the optimizer, so"
-            " throughput b/(F + c·b) is at half its maximum where c·b = F, and a doubling gains less than"
+            "It saturates because a step costs F + c·b for b samples per rank, F for kernel launches, the all-reduce"
+            " and"
+            " the optimizer: throughput b/(F + c·b) is at half its maximum where c·b = F, and a doubling gains less"
+            " than"
             f" {LARGE_GAIN:g} times only where c·b is over {FIXED_COSTS:.1f} F.",
             *quote(outcome, STEP_COST.name),
             *(() if by_fit else quote(outcome, SATURATION.name)),
@@ -164,7 +167,13 @@ def compare_cost(cost: Estimate, delay: float, waiting: Estimate | None = None) 
     if waiting is None:
         return f"{saved}; waiting that it replaces would explain that, and is not measured."
     anyway = format_part(waiting.value, waiting, choose_unit("seconds", [cost]))
-    return f"{saved}: without it, a rank waits {anyway} per step for the others anyway, and the sleep replaces that."
+    missing = cost.map(lambda seconds: delay - seconds)
+    is_all = compare_estimates(missing, waiting) <= 0
+    part = "the sleep replaces that" if is_all else "the sleep replaces that, which is only a part of the difference"
+    return (
+        f"{saved} by {say_wide('seconds', missing)}: without the sleep, a rank waits {anyway} per step for the others"
+        f" anyway, and {part}."
+    )
 
 
 def find_waiting(arm: Arm) -> Estimate | None:
@@ -184,7 +193,7 @@ def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
             yield finding.text
             continue
         who, where = (finding.values[name] for name in ("rank", "phase"))
-        yield f"Rank {who} is slow in {where}: {say_wide('seconds', longer)} per step longer than another rank."
+        yield f"Rank {who} spends {say_wide('seconds', longer)} more in {where} of every step than another rank."
 
 
 def describe_waiting(outcome: Outcome | None) -> Iterator[str]:
@@ -192,7 +201,7 @@ def describe_waiting(outcome: Outcome | None) -> Iterator[str]:
         waiting = finding.values.get("seconds")
         if finding.kind == WAITING.name and isinstance(waiting, Estimate):
             who = finding.subject.capitalize()
-            yield f"{who} waits longest: {say_wide('seconds', waiting)} per step."
+            yield f"{who} waits {say_wide('seconds', waiting)} per step for the others, the longest of all."
 
 
 def compare_losses(slow: Arm, usual: Arm | None) -> str:

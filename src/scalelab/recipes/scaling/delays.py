@@ -8,7 +8,15 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import compare_with_model
-from scalelab.analysis.stats import DIFFERENT, Verdict, estimate_location, estimate_ratio, judge, pair_medians
+from scalelab.analysis.stats import (
+    DIFFERENT,
+    Verdict,
+    estimate_difference,
+    estimate_location,
+    estimate_ratio,
+    judge,
+    pair_medians,
+)
 from scalelab.recipes.evidence import UNTOLD, divide_speedups, divide_steps, list_arms, say_wide
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import Answers, join
@@ -30,13 +38,27 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     return {
         "scaling": join(
             f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}{name_crowded(arms, longest)}. All"
-            f" ranks sleep at once, right before {phase}, so the delay is added to a step on any number of ranks and"
-            " divided among none.",
+            f" ranks sleep at once, right before {phase}, so more ranks do not divide the delay.",
             *quote_added(outcome, first),
+            explain_added(arms, first),
         ),
         "linearly": join(judge_curve(arms, ranks, delays), describe_model(arms, ranks, delays), explain_excess(arms)),
         "amdahl": relate_to_law(arms, ranks, [first, longest]),
     }
+
+
+def explain_added(arms: Mapping[tuple[int, float], Arm], delay: float) -> str:
+    """Why a step gets longer by more or less than its delay, where it does: neither cause is measured."""
+    wanted = sorted(n for n, seconds in arms if seconds == delay and (n, 0.0) in arms)
+    more = {n: estimate_difference(arms[n, delay].clean, arms[n, 0.0].clean) for n in wanted}
+    signs = {n: find_sign(added.map(lambda seconds: seconds - delay)) for n, added in more.items()}
+    causes = {
+        1: "More than the delay on {}: waking up late and cold caches may add to it, which is not measured.",
+        -1: "Less on {}: that it takes the place of waiting would explain it, and is not measured.",
+    }
+    found = {sign: " and ".join(str(n) for n in wanted if signs[n] == sign) for sign in causes}
+    ranks = {sign: "1 rank" if listed == "1" else f"{listed} ranks" for sign, listed in found.items() if listed}
+    return join(*(causes[sign].format(words) for sign, words in ranks.items()))
 
 
 def describe_model(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:
@@ -44,21 +66,18 @@ def describe_model(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Se
     said, verdicts = [], {}
     for delay in delays[1:]:
         predicted, over = predict_speedup(arms, ranks, delay), compare_model(arms, ranks, delay, ranks_share=False)
-        if over is None:
+        measured = divide_steps(arms[1, delay], arms[ranks, delay])
+        if over is None or measured is None:
             continue
-        said.append(
-            f"{predicted.value:.2f} at {1e3 * delay:g} ms (measured over that: {format_interval('ratio', over)})"
-        )
+        said.append(f"{predicted.value:.2f} at {1e3 * delay:g} ms ({measured.value:.2f} measured)")
         verdicts[delay] = judge(over)
     rejected = [f"{1e3 * delay:g}" for delay, verdict in verdicts.items() if verdict in DIFFERENT]
     answer = (
         f"the measurement rejects it at {', '.join(rejected)} ms" if rejected else "the measurement does not reject it"
     )
-    usual = divide_steps(arms[1, 0.0], arms[ranks, 0.0])
     return (
-        "With T_1 and T_N for the step on 1 and on N ranks without a delay, the additive model S(d) = (T_1 + d)/(T_N +"
-        f" d) is a hyperbola from T_1/T_{ranks} = {say_wide('ratio', usual)} at 0 ms toward 1. It predicts"
-        f" {', '.join(said)}: {answer}."
+        "If a step only gets longer by d, the speedup is S(d) = (T(1) + d)/(T(N) + d), T(N) being the step on N ranks"
+        f" without a delay: a hyperbola toward 1. This predicts {', '.join(said)}; {answer}."
     )
 
 
@@ -73,19 +92,22 @@ def relate_to_law(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Seq
         verdicts.append(judge(over))
         measured = say_wide("ratio", divide_steps(arms[1, delay], arms[ranks, delay]))
         said.append(
-            f"with d = {1e3 * delay:g} ms, f = {say_wide('share', serial)}: S = {law:.2f}, and on no number of ranks"
-            f" more than 1/f = {1 / serial.value:.2f}; measured {measured}, {format_interval('ratio', over)} of the law"
+            f"with d = {1e3 * delay:g} ms, f = {say_wide('share', serial)} and S = {law:.2f} (at most 1/f ="
+            f" {1 / serial.value:.2f} on any number of ranks), measured {measured}, {format_interval('ratio', over)} of"
+            " the law"
         )
     why = {
-        Verdict.FASTER: "It is less than the law, because the law lets all but the delay shrink as 1/N: communication"
-        " and work that ranks do not share are no part of it. The longer the delay, the nearer the law, as f grows.",
-        Verdict.SLOWER: "It is more than the law, so the delay is not paid in full.",
+        Verdict.FASTER: "We measured less, because the law lets all but the delay shrink as 1/N and leaves out"
+        " communication and work that ranks do not share.",
+        Verdict.SLOWER: "We measured more, so the delay is not paid in full.",
     }
     ending = why[verdicts[0]] if verdicts and len(set(verdicts)) == 1 and verdicts[0] in why else ""
     return join(
         "Amdahl's law is S = 1/(f + (1 − f)/N), f being the share of a step on one rank that does not shrink. The delay"
-        f" d is such a part, f = d/(T_1 + d). On {ranks} ranks, {'; '.join(said)}.",
+        f" d is such a part, f = d/(T(1) + d), so the law falls from {ranks} toward 1 as d grows.",
         ending,
+        f"On {ranks} ranks: {'; '.join(said)}.",
+        "Both end at 1, where f is 1." if ending else "",
     )
 
 
@@ -202,12 +224,12 @@ def describe_curve(change: Estimate, apart: Estimate) -> str:
     what = "It degrades" if direction < 0 else "It does not degrade, it rises"
     if bend == 0:
         return f"{what}; whether linearly, this run does not show: {distance}. {HYPERBOLA}."
-    pace = "fast at first and then ever more slowly" if direction == bend else "slowly at first and then ever faster"
+    pace = "steep at first, flatter later" if direction == bend else "flat at first, steeper later"
     side = "above" if bend > 0 else "below"
     nearest, furthest = sorted(abs(end or 0.0) for end in (apart.low, apart.high))
     return (
-        f"{what}, and non-linearly: {pace}. Between the shortest and the longest delay it is on average"
-        f" {abs(apart.value):.2f} ({nearest:.2f} to {furthest:.2f}) {side} the straight line, launch by launch."
+        f"{what}, and non-linearly: {pace}. Between its ends the curve lies on average {abs(apart.value):.2f}"
+        f" ({nearest:.2f} to {furthest:.2f}) {side} the straight line."
     )
 
 

@@ -36,6 +36,7 @@ from scalelab.recipes.scaling.questions import (
     name_other_programs,
 )
 from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed, name_better
+from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
@@ -209,9 +210,6 @@ def make_s3(size: Size) -> Row:
         """With the models by their names; the study's own sentences repeat the tables."""
         answer = row.conclude(outcomes)
         sentences = [*name_better(outcomes.get("sizes")), *describe_exposed(outcomes.get("sizes"))]
-        if size == "small" and sentences:
-            own, there = (" and ".join(f"{dim} × {depth}" for dim, depth in found) for found in (sizes, SIZES))
-            sentences.insert(1, f"In small, models of {own} stand in for the published {there} (width × layers).")
         return replace(answer, sentences=tuple(sentences))
 
     return replace(row, conclude=conclude)
@@ -244,7 +242,7 @@ def answer_s4(outcomes: Outcomes) -> Answer:
         Verdict.UNRESOLVED: "No difference between DDP and DP shows",
     }[judge(ratio)]
     times = format_interval("ratio", ratio)
-    sentence = f"{verdict}: a DDP step takes {times} times as long as a DP step{emulated}{loaded}."
+    sentence = f"{verdict}: a DDP step takes {times} times as long as a DP step{emulated}.{loaded}"
     return Answer(main=Main("ratio", "DDP step over DP step", ratio), sentences=(sentence, *quote(outcome)))
 
 
@@ -367,12 +365,19 @@ def make_checks() -> list[Check]:
     ]
 
 
+def name_sizes(sizes: Iterable[tuple[int, int]]) -> str:
+    """`128×2 and 1024×3`."""
+    return " and ".join(f"{dim}×{depth}" for dim, depth in sizes)
+
+
 SCALING = Recipe(
     name="scaling",
     title="Reproducible benchmarks, strong scaling, DP vs DDP",
     assignment="a course's homework 1: five tasks, 18 questions",
     keeps_global_batch=True,
-    stand_in="narrower models, named in each setting line",
+    stand_in=f"narrower models, {name_sizes([(SMALL_DIM, SMALL_DEPTH)])} instead of {name_sizes([(DIM, DEPTH)])}, in S3"
+    f" {name_sizes(SMALL_SIZES)} instead of {name_sizes(SIZES)} (width × layers)",
+    terms=TIMING_TERMS,
     make_rows=make_rows,
     make_checks=make_checks,
 )

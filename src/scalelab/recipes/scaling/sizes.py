@@ -60,6 +60,7 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     return {
         "efficient": join(
             judge_sizes(gains, [ranks for ranks in known if large[ranks].trial.is_oversubscribed]),
+            f"The small model is {name(small[1])}, the large one {name(large[1])} (width × layers).",
             f"Speedup over one rank, {listed}.",
             "In both models more ranks are slower than one." if all(map(is_loss, speedups.values())) else "",
             describe_gains(gains),
@@ -67,11 +68,12 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         ),
         "differ": join(
             "Because costs that do not grow with the model (kernel launches, Python, the latency of an all-reduce)"
-            " weigh more in a small one. With P parameters and batch B, a step computes 6·P·B operations and"
-            " all-reduces 4·P bytes: per byte both models compute the same, so bytes alone do not make the"
-            f" difference. Here one rank computes at {' and '.join(rates)}.",
+            " weigh more in a small one.",
             compare_bytes(small[fair], large[fair]),
             *describe_exposed(outcome),
+            "Size alone does not decide: with P parameters and batch B, a step computes 6·P·B operations and"
+            " all-reduces"
+            f" 4·P bytes, the same ratio for both models. But one rank computes at {' and '.join(rates)}.",
             compare_computing([(arms[1], arms[fair]) for arms in (small, large)]),
         ),
         "bottleneck": find_threshold([(arms[1], arms[ranks]) for arms in (small, large) for ranks in known]),
@@ -97,16 +99,17 @@ def name_better(outcome: Outcome | None) -> Iterator[str]:
 
 
 def describe_launches(arms: Sequence[Arm]) -> str:
-    """Where launches of one configuration differ so much that no single number describes them."""
-    said = []
+    """The configuration whose launches differ most, where no single number describes them."""
+    spreads = {}
     for arm in arms:
         medians = [median for median in find_medians(arm.clean) if math.isfinite(median)]
         if medians and max(medians) > WIDELY * min(medians):
-            low, high = (format_quantity("seconds", float(end)) for end in (min(medians), max(medians)))
-            said.append(f"{name_case(arm)} from {low} to {high}")
-    if not said:
+            spreads[max(medians) / min(medians)] = (arm, min(medians), max(medians))
+    if not spreads:
         return ""
-    return f"Launches differ widely (median step of {', '.join(said)}), so these numbers have wide intervals."
+    arm, *ends = spreads[max(spreads)]
+    low, high = (format_quantity("seconds", float(end)) for end in ends)
+    return f"Launches differ widely (median step of {name_case(arm)} from {low} to {high}), so intervals are wide."
 
 
 def is_loss(speedups: Sequence[Estimate | None]) -> bool:
@@ -123,7 +126,10 @@ def compare_bytes(small: Arm, large: Arm) -> str:
         num_bytes = BYTES_PER_PARAMETER * count_parameters(arm)
         exposed = scale_exposed(arm.clean, arm.comm_free, estimate_centre(arm.clean).value)
         costs.append((exposed, num_bytes, scale(exposed, 1 / num_bytes) or exposed))
-    listed = " and ".join(f"{say_wide('seconds', exposed)} for {format_bytes(size)}" for exposed, size, _ in costs)
+    listed = " and ".join(
+        f"{say_wide('seconds', exposed)} for {format_bytes(size)} ({1e9 * each.value:.2g} ns per byte)"
+        for exposed, size, each in costs
+    )
     (_, _, of_small), (_, _, of_large) = costs
     order, more = compare_estimates(of_small, of_large), of_small.value / of_large.value if of_large.value > 0 else 0.0
     tends = f"by the estimates a byte costs {more:.1f} times as much in the small model, " if more > 1 else ""
@@ -157,7 +163,7 @@ def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     listed = " and ".join(format_interval("ratio", ratio) for ratio in left)
     is_more = all(ratio.low is not None and ratio.low > share for ratio in left)
     cause = ": compute is not shared in full" if is_more else ""
-    return f"Without it a step takes {listed} of one rank's, {share:.2f} if all were shared{cause}."
+    return f"Without the all-reduce a step takes {listed} of one rank's, {share:.2f} if all were shared{cause}."
 
 
 def judge_sizes(gains: Mapping[int, Estimate | None], crowded: Collection[int] = ()) -> str:
@@ -224,60 +230,79 @@ def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     if not found:
         return f"{rule}. {UNTOLD}, as r has no interval."
     cases = [(arm, ratio) for _, arm, ratio in found]
-    fair = [
-        (arm, make_model(one, arm, ratio))
-        for one, arm, ratio in found
-        if not arm.trial.is_oversubscribed and (ratio.low or 0.0) > 0
-    ]
+    own = [(one, arm, ratio) for one, arm, ratio in found if not arm.trial.is_oversubscribed]
+    fair = [(arm, make_model(one, arm, ratio)) for one, arm, ratio in own if is_fitted(one, arm, ratio)]
+    unfitted = [name(arm) for one, arm, ratio in own if not is_fitted(one, arm, ratio)]
     return join(
-        f"{rule}{describe_samples(fair)}.",
-        f"Here r is {list_balances(cases)}. {judge_balances(cases)}",
+        f"{rule}.",
+        *judge_balances(cases),
+        describe_samples(fair),
+        f"No limit for {' and '.join(unfitted)}: a rank's share of the batch did not clearly take less time than all of"
+        " it."
+        if unfitted
+        else "",
+        name_crowded(cases),
         derive_limits(fair),
         check_model({name(arm): model for arm, model in fair}, cases),
     )
+
+
+def is_fitted(one: Arm, arm: Arm, ratio: Estimate) -> bool:
+    """Whether a limit follows: r is above 0, and computing clearly shrinks with the batch of a rank."""
+    kept = estimate_ratio(arm.comm_free, one.clean)
+    return (ratio.low or 0.0) > 0 and judge(kept) is Verdict.FASTER
 
 
 def name_case(arm: Arm) -> str:
     return f"{name(arm)} on {name_ranks(arm)}"
 
 
-def list_balances(found: Sequence[tuple[Arm, Estimate]]) -> str:
-    """`3.2 (1.3 to 7.6) on 2 ranks and 12.3 on 4 for mlp 128×2, …`."""
-    by_model: dict[str, list[str]] = {}
+def judge_balances(found: Sequence[tuple[Arm, Estimate]]) -> Iterator[str]:
+    """`mlp 128×2: r = 7 (4 to 11) on 2 ranks, so communication is the bottleneck.`, model by model."""
+    by_model: dict[str, list[tuple[Arm, Estimate]]] = {}
     for arm, ratio in found:
-        by_model.setdefault(name(arm), []).append(f"{format_interval('ratio', ratio)} on {arm.trial.num_ranks} ranks")
-    return ", ".join(f"{' and '.join(said)} for {model}" for model, said in by_model.items())
+        by_model.setdefault(name(arm), []).append((arm, ratio))
+    for model, cases in by_model.items():
+        balances = " and ".join(f"{format_interval('ratio', ratio)} on {arm.trial.num_ranks}" for arm, ratio in cases)
+        verdicts: dict[str, list[int]] = {}
+        for arm, ratio in cases:
+            verdicts.setdefault(judge_balance(ratio), []).append(arm.trial.num_ranks)
+        if len(verdicts) == 1:
+            said = next(iter(verdicts))
+        else:
+            said = "; ".join(f"on {' and '.join(map(str, own))} {words}" for words, own in verdicts.items())
+        yield f"{model}: r = {balances} ranks, so {said}."
 
 
-def judge_balances(found: Sequence[tuple[Arm, Estimate]]) -> str:
-    """What is the bottleneck of every case, by the interval of its ratio."""
-    verdicts = {
-        "communication is the bottleneck": [arm for arm, ratio in found if (ratio.low or 0.0) > 1],
-        "computing is the bottleneck": [arm for arm, ratio in found if ratio.high is not None and ratio.high < 1],
-    }
-    known = [arm for arms in verdicts.values() for arm in arms]
-    verdicts["this run does not show which is, as r may be 1,"] = [arm for arm, _ in found if arm not in known]
-    said = [f"{words} for {list_cases(arms)}" for words, arms in verdicts.items() if arms]
+def judge_balance(ratio: Estimate) -> str:
+    """The bottleneck, by the interval of r."""
+    if (ratio.low or 0.0) > 1:
+        return "communication is the bottleneck"
+    if ratio.high is not None and ratio.high < 1:
+        return "computing is the bottleneck"
+    return "this run does not show which is the bottleneck, as r may be 1"
+
+
+def name_crowded(found: Sequence[tuple[Arm, Estimate]]) -> str:
+    """Why r on ranks that share cores does not continue what it is on fewer."""
     crowded = sorted({arm.trial.num_ranks for arm, _ in found if arm.trial.is_oversubscribed})
-    shared = f" On {join_ranks(crowded)}, which share cores, r includes waiting for a core." if crowded else ""
-    return f"So {'; '.join(said)}.{shared}"
-
-
-def list_cases(arms: Sequence[Arm]) -> str:
-    """`mlp 128×2 on 2 and 4 ranks`."""
-    by_model: dict[str, list[int]] = {}
-    for arm in arms:
-        by_model.setdefault(name(arm), []).append(arm.trial.num_ranks)
-    return " and ".join(f"{model} on {join_ranks(ranks)}" for model, ranks in by_model.items())
+    if not crowded:
+        return ""
+    return (
+        f"On {join_ranks(crowded)}, which share cores, both parts include waiting for a core, so r there does not"
+        " compare"
+        " with r on fewer."
+    )
 
 
 def describe_samples(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
     """The samples per rank at which the two take as long, which were not measured."""
-    said = []
-    for arm, model in fair:
-        limit = model.balance.map(model.find_samples)
-        said.append(f"{say_limit(limit)} for {name_case(arm)}")
-    return f": {', '.join(said)} (extrapolated)" if said else ""
+    said = [
+        f"{say_limit(model.balance.map(model.find_samples))} for {name_case(arm)} (here"
+        f" {model.batch // model.num_ranks})"
+        for arm, model in fair
+    ]
+    return f"Extrapolated, communication is the bottleneck {', '.join(said)}." if said else ""
 
 
 def say_limit(limit: Estimate) -> str:
@@ -305,7 +330,7 @@ def derive_limits(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
     limits = [
         f"{say_count(limit)} ranks for {name(arm)}"
         for arm, model in fair
-        if model.balance.value < 1 and math.isfinite((limit := model.balance.map(model.find_ranks)).value)
+        if model.balance.value < 1 and (limit := model.balance.map(model.find_ranks)).value <= model.batch
     ]
     if not limits:
         return f"{samples} {fixed}{short}."
