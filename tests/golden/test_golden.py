@@ -117,6 +117,9 @@ CORRECTED = {
         "'Per second' (what, ours, published): row 2, ours: 3.0056792534940673 (",
         "'A model of 1T parameters' (what, ours, published): row 1, ours: 0.0013343438447030313 (",
         "13 charts, there were 15",
+        "'Memory' (part, run, forecast_bytes, peak_bytes, forecast_error) is lost",
+        "'Speed' (part, run, step_seconds, samples_per_second, peak_memory_bytes) is lost",
+        "'Memory (forecast)' (run, forecast_bytes, peak_bytes, forecast_error, peak_phase) is lost",
         "'Operators added and removed' (strategy, change, operator, count, seconds): row",
     ),
     "reproduce-polaris": (

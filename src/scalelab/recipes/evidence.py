@@ -60,7 +60,7 @@ def find_too_large(outcome: Outcome) -> Arm | None:
 
 
 def describe_limit(outcome: Outcome) -> str:
-    """`under the limit of 300 MB per rank that scalelab set, batch 64 does not fit`; empty where every batch fits."""
+    """`with memory capped at 300 MB per rank, …, batch 64 does not fit`; empty where every batch fits."""
     failed = find_too_large(outcome)
     if failed is None:
         return ""
@@ -69,8 +69,8 @@ def describe_limit(outcome: Outcome) -> str:
     if limit is None:
         return f"batch {batch} runs out of memory{f' ({has})' if has else ''}"
     return (
-        f"under the limit of {say('bytes', limit)} per rank that scalelab set{f' ({has})' if has else ''}, batch"
-        f" {batch} does not fit"
+        f"with memory capped at {say('bytes', limit)} per rank, to imitate a full device{f' ({has})' if has else ''},"
+        f" batch {batch} does not fit"
     )
 
 

@@ -80,9 +80,6 @@ def test_what_keeps_ddp_below_its_ranks_is_told_in_time() -> None:
     gap = Estimate(value=0.05, low=0.04, high=0.06)
     words = explain_loss(Estimate(value=1.6, low=1.5, high=1.7), gap)
     assert "the mean of all 20 steps is 50 ± 10 ms longer than the baseline's over 2" in words
-    exposed = Estimate(value=0.008, low=0.006, high=0.01)
-    told = explain_loss(Estimate(value=1.6, low=1.5, high=1.7), gap, exposed)
-    assert "that all-reduce (8.0 ± 2.0 ms of it exposed in a profiled one, G6)" in told
     assert not explain_loss(Estimate(value=1.6, low=1.5, high=2.1), gap)
 
 
@@ -105,7 +102,7 @@ def make_strategies(peak: int) -> dict[str, Outcome]:
 @pytest.mark.parametrize(("peak", "is_hidden"), [(400_000_000, True), (30_000_000, False)])
 def test_a_peak_that_is_mostly_torch_does_not_show_what_sharding_saves(peak: int, is_hidden: bool) -> None:
     words = describe_sharding(make_strategies(peak))
-    assert "a rank holds besides activations: ddp 17.3 MB, fsdp-full 6.94 MB" in words
+    assert "a rank holds: ddp 17.3 MB, fsdp-full 6.94 MB" in words
     assert ("mostly torch itself" in words) is is_hidden
 
 

@@ -56,7 +56,7 @@ def test_parts_kinds_and_operators_are_read_off_the_traces() -> None:
         ["ddp", "added", "c10d::allreduce_", 2],
         ["ddp", "removed", "aten::only_alone", 1],
     ]
-    assert finding.sentences[0].endswith("ddp 1.00 ms or 10 % of it (75 % of its communication overlapped).")
+    assert finding.sentences[0].endswith("ddp 1.00 ms or 10 % of it, with 75 % of its communication overlapped.")
     assert finding.sentences[1].endswith("ddp adds 1 and removes 1.")
     assert finding.sentences[2] == "The traces of single, ddp are in the directory of this run, a file per rank."
 

@@ -17,6 +17,7 @@ from scalelab.recipes.evidence import (
     find_too_large,
     is_out_of_memory,
     list_arms,
+    quote,
     read_memory,
     say,
     say_wide,
@@ -29,6 +30,7 @@ from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, 
 from scalelab.report.document import Table
 from scalelab.report.tables import (
     INTERVAL_NOTE,
+    PAIRED_NOTE,
     bytes_column,
     count_column,
     make_table,
@@ -36,7 +38,7 @@ from scalelab.report.tables import (
     ratio_column,
     text_column,
 )
-from scalelab.studies.batch_size import BatchSize
+from scalelab.studies.batch_size import SATURATION, BatchSize
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.work import measure_rate
 from scalelab.units import format_interval
@@ -89,8 +91,12 @@ def answer_g4(outcomes: Outcomes) -> Answer:
     return Answer(
         main=Main("ratio", f"tokens/s over batch {first_row.batch}, {last.what}", *last[1:]),
         tables=(make_batch_table(arms, gains),),
-        sentences=(sentence, *explain_limit(outcome), *predict_peak(outcome)),
-        questions=pair_questions("gpt2", "G4", answer_sweep(list_arms(outcome), limit)),
+        sentences=(sentence, *explain_limit(outcome)),
+        questions=pair_questions(
+            "gpt2",
+            "G4",
+            answer_sweep(list_arms(outcome), limit, [*predict_peak(outcome), *quote(outcome, SATURATION.name)]),
+        ),
     )
 
 
@@ -118,6 +124,7 @@ def make_batch_table(arms: Mapping[int, Arm | None], gains: Sequence[Compared]) 
         title="By batch size",
         notes=(
             INTERVAL_NOTE,
+            PAIRED_NOTE,
             *note_missing(gains),
             f"peak memory, {ACCOUNTED}",
             "published for batch 1 and 4: of an earlier batch, never reset",
@@ -155,12 +162,12 @@ def predict_peak(outcome: Outcome) -> Iterator[str]:
     (small, low), (large, high) = sorted(held.items())[-2:]
     batch, limit = failed.trial.global_batch, failed.trial.memory_limit_bytes
     tensors = high + (batch - large) * (high - low) / (large - small)
-    beyond = "" if tensors > limit else ": the limit was exceeded by what is allocated besides"
-    yield f"By the growth of peaks, tensors alone would take about {say('bytes', tensors)} at batch {batch}{beyond}."
+    beyond = "" if tensors > limit else "; what else the process allocates exceeds the rest"
+    yield f"By the growth of peaks, tensors would take about {say('bytes', tensors)} at batch {batch}{beyond}."
 
 
-def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
-    """Where throughput stops growing: every batch over the one before, and what memory does."""
+def answer_sweep(arms: Sequence[Arm], limit: str, more: Sequence[str] = ()) -> dict[str, str]:
+    """Where throughput stops growing: every batch over the one before, and what memory does; `more` at the end."""
     ordered = sorted(arms, key=lambda arm: arm.trial.global_batch)
     gains = {arm.trial.global_batch: measure_gain(before, arm) for before, arm in pairwise(ordered)}
     known = {batch: gain for batch, gain in gains.items() if gain is not None}
@@ -179,7 +186,8 @@ def answer_sweep(arms: Sequence[Arm], limit: str) -> dict[str, str]:
     return {
         "batches": f"{verdict}{compare_ends(ordered)}. Memory keeps growing with the activations"
         f" ({memory}){f'; {limit}' if limit else ''}. Tokens/s over the batch before, with 95 % intervals: {listed}."
-        " Larger batches spread the fixed cost of a step over more tokens until the device is busy."
+        " Larger batches spread the fixed cost of a step over more tokens, until it is negligible."
+        f"{''.join(f' {sentence}' for sentence in more)}"
     }
 
 

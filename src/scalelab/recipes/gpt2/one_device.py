@@ -23,6 +23,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose, count_state_bytes, make_sized_job
 from scalelab.recipes.gpt2 import published
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Row, Size, pair_questions
+from scalelab.records.observations import MemoryReport
 from scalelab.records.settings import Optimization, StepShape
 from scalelab.records.strategies import PLAIN
 from scalelab.records.trial import Option
@@ -33,8 +34,10 @@ from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import Throughput, measure_total_rate
+from scalelab.units import format_quantity
 from scalelab.workloads.catalogue import make_options
 
+STATES = ("parameters", "gradients", "optimizer")
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
 """Of 16 bytes per parameter: 4, 4, and AdamW's two moments."""
 VIEWER = "https://pytorch.org/memory_viz"
@@ -73,7 +76,7 @@ def make_g1(size: Size) -> Row:
     if size == "small":
         parts["forecast"] = MemoryForecast(strategies=("single",), ranks=1, batches=batches, job=make_job("full"))
     names = {"measured": "gpt2 tiny, measured", "forecast": "gpt2 small, forecast"} if size == "small" else {}
-    return Row(id="G1", title="Memory", parts=parts, conclude=partial(answer_g1, size), names=names)
+    return Row(id="G1", title="Memory", parts=parts, conclude=partial(answer_g1, size), names=names, num_tables=0)
 
 
 def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
@@ -114,14 +117,17 @@ def answer_g1(size: Size, outcomes: Outcomes) -> Answer:
             ),
         )
     forecast = read_peak(outcomes.get("forecast"))
-    if forecast is not None:
-        sentences.insert(
-            1,
-            f"Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} peaks at"
-            f" {say('bytes', forecast)} with CPU operators, whose attention stores its matrices (published:"
-            f" {published.RESERVED_MEGABYTES:.2f} MB reserved on a GPU).",
-        )
-    questions = pair_questions("gpt2", "G1", answer_difference(row) if row and measured else {})
+    predicted = (
+        f" Prediction, not measured: GPT-2 small at batch {published.MEMORY_BATCH} peaks at {say('bytes', forecast)}"
+        " with"
+        f" CPU operators, whose attention stores its matrices (published: {published.RESERVED_MEGABYTES:.2f} MB"
+        " reserved"
+        " on a GPU)."
+        if forecast is not None
+        else ""
+    )
+    found = answer_difference(row) if row and measured else {}
+    questions = pair_questions("gpt2", "G1", {name: f"{answer}{predicted}" for name, answer in found.items()})
     return Answer(main=main, tables=keep_tables(table), sentences=tuple(sentences), questions=questions)
 
 
@@ -131,16 +137,23 @@ def answer_difference(row: MemoryRow) -> dict[str, str]:
     if measured is None or measured.current_bytes is None:
         return {}
     above, at_peak = measured.current_bytes - estimate, measured.peak_bytes - estimate
-    states = ("parameters", "gradients", "optimizer")
-    others = {name: held for name, held in measured.by_category.items() if name not in states and held}
+    others = {name: held for name, held in measured.by_category.items() if name not in STATES and held}
     largest = sorted(others, key=others.__getitem__, reverse=True)[:3]
     listed = ", ".join(f"{name} {say('bytes', others[name])}" for name in largest)
     return {
-        "difference": f"{say_signed(above)} after the step and {say_signed(at_peak)} at its peak, in"
-        f" {measured.peak_phase} (estimated: {say('bytes', estimate)}). The estimate has parameters, gradients and"
-        " AdamW's two moments; after zero_grad the gradients are gone, at the peak activations and logits are there"
-        f"{f': {listed}' if listed else ''}. {explain_published()}"
+        "difference": f"After a step torch holds {say('bytes', measured.current_bytes)}, {say_signed(above)} than the"
+        f" estimate of {say('bytes', estimate)} for parameters, gradients and AdamW's two moments, as zero_grad has"
+        " freed"
+        f" the gradients. At the peak, in {measured.peak_phase}, it holds {say('bytes', measured.peak_bytes)},"
+        f" {say_signed(at_peak)} than the estimate{f': {listed}' if listed else ''}{name_missing(measured, estimate)}."
+        f" {explain_published()}"
     }
+
+
+def name_missing(measured: MemoryReport, estimate: int) -> str:
+    """What of the estimate is not there at the peak: gradients, where backward has just begun."""
+    missing = estimate - sum(measured.by_category.get(name, 0) for name in STATES)
+    return f", less {say('bytes', missing)} of states that are not there yet" if missing > 0 else ""
 
 
 def explain_published() -> str:
@@ -148,10 +161,13 @@ def explain_published() -> str:
     states = published.ESTIMATED_MEGABYTES
     kept = published.ALLOCATED_MEGABYTES - states["parameters"] - states["optimizer"]
     logits = published.count_logits_bytes(published.MEMORY_BATCH) / published.MEGABYTE
+    peak = next(row.megabytes for row in published.BATCH_ROWS if row.batch == published.MEMORY_BATCH)
     return (
-        "The published number was probably read after the step too, although it is called a peak: in float32 that"
-        f" would be at least {published.bound_peak_megabytes():.0f} MB (parameters, moments, logits and their gradient;"
-        f" MB of 2²⁰ bytes, as published). It is {published.ABOVE_ESTIMATE_MEGABYTES:.2f} MB above the estimate:"
+        "The published number was probably read after the step too, although it is called a peak: the log's own sweep"
+        f" has {peak:,} MB at this batch (G4), and in float32 a peak is at least"
+        f" {published.bound_peak_megabytes():.0f} MB"
+        " (parameters, moments, logits and their gradient; MB of 2²⁰ bytes, as published). It is"
+        f" {published.ABOVE_ESTIMATE_MEGABYTES:.2f} MB above the estimate:"
         f" {kept:.0f} MB stayed allocated besides parameters and moments, about the logits ({logits:.0f} MB), as if its"
         " script still held them."
     )
@@ -209,8 +225,28 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
         main=Main("rate", *lines[0]),
         tables=keep_tables(make_beside_table("rate", lines, title="Per second", size=size)),
         sentences=(sentence,),
-        questions=pair_questions("gpt2", "G2", {"throughput": f"{sentence} {count_timed(arm)}"}),
+        questions=pair_questions("gpt2", "G2", {"throughput": f"{sentence} {count_timed(arm)} {say_flops(arm, rate)}"}),
     )
+
+
+def say_flops(arm: Arm, rate: Estimate) -> str:
+    """Operations per second, which compare machines where models differ: 6 per parameter and token."""
+    own = make_options(arm.trial.workload, arm.trial.options).count_parameters()
+    ours, there = (
+        format_quantity("number", 6 * tokens * parameters / 1e12)
+        for tokens, parameters in (
+            (rate.value, own),
+            (published.TOKENS_PER_SECOND, published.SMALL_PARAMETERS),
+        )
+    )
+    return (
+        f"With 6 FLOP per parameter and token that is {ours} TFLOP/s on {say_count(own)} parameters; the published rate"
+        f" is {there} TFLOP/s on {published.SMALL_PARAMETERS:,}. This compares the machines, tokens/s do not."
+    )
+
+
+def say_count(number: int) -> str:
+    return format_quantity("count", number)
 
 
 def count_timed(arm: Arm) -> str:
@@ -219,7 +255,7 @@ def count_timed(arm: Arm) -> str:
     seconds = sum(sum(steps) for steps in arm.clean)
     return (
         f"{num_steps} timed steps after {arm.num_dropped} of warm-up per launch processed"
-        f" {count_tokens(arm) * num_steps:,} tokens in {say('seconds', seconds)} (published:"
+        f" {say_count(round(count_tokens(arm) * num_steps))} tokens in {say('seconds', seconds)} (published:"
         f" {published.TIMED_TOKENS} in {published.TIMED_SECONDS} s)."
     )
 
@@ -235,7 +271,7 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
     sentences = (
         f"At this speed, 10T tokens take a 1T-parameter model {say_large(future.years)} years"
         f" (published: {published.TARGET_YEARS}).",
-        "This assumes the same FLOP/s, no communication and enough memory.",
+        "This assumes the same FLOP/s, no communication and enough memory; ± covers the timing alone.",
     )
     return Answer(
         main=Main("rate", "years (M: millions) for 1T parameters, 10T tokens", *years[1:]),
@@ -260,10 +296,10 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
 
 
 def count_parameters(arm: Arm | None) -> str:
-    """`867,072 parameters`."""
+    """`867 072 parameters`."""
     if arm is None:
         return "parameters"
-    return f"{make_options(arm.trial.workload, arm.trial.options).count_parameters():,} parameters"
+    return f"{say_count(make_options(arm.trial.workload, arm.trial.options).count_parameters())} parameters"
 
 
 def say_large(estimate: Estimate) -> str:

@@ -42,8 +42,9 @@ from scalelab.recipes.gpt2.one_device import (
     make_throughput_rows,
 )
 from scalelab.recipes.gpt2.published import make_checks
-from scalelab.recipes.gpt2.traces import ALL_REDUCE, TRACES, UNSHARDED, make_g6, read_report
+from scalelab.recipes.gpt2.traces import ALL_GATHER, ALL_REDUCE, TRACES, UNSHARDED, make_g6, read_report
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
+from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import TrainingRun
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Chart, Table
@@ -53,7 +54,7 @@ from scalelab.report.tables import (
     make_table,
 )
 from scalelab.studies.memory.answer import collect_rows
-from scalelab.studies.shared.communication import estimate_traced, list_traced
+from scalelab.studies.shared.communication import list_traced
 from scalelab.studies.shared.losses import plot_losses
 from scalelab.studies.shared.study import Study
 from scalelab.units import format_count, format_learning_rate, format_loss, format_share
@@ -61,6 +62,7 @@ from scalelab.workloads.gpt2_options import Gpt2Options
 
 MOSTLY_TORCH = 0.25
 """The share of a process's peak below which its states do not show in it."""
+TORCH_NAMES = {"fsdp-full": "FULL_SHARD", "fsdp-grad-op": "SHARD_GRAD_OP", UNSHARDED: "NO_SHARD"}
 CARD_BYTES = 80e9
 """What is asked of the forecast. G4 ran with 58,438 MB and not with twice as much: an 80 GB card."""
 ASSUMED = "(assumed, as are its batch and card: the published log has none of them)"
@@ -97,6 +99,7 @@ def make_g5(size: Size) -> Row:
         parts=parts,
         conclude=partial(answer_g5, size),
         cites={TRACES: "G6"},
+        num_tables=0,
     )
 
 
@@ -131,6 +134,7 @@ def answer_g5(size: Size, outcomes: Outcomes) -> Answer:
                 speedups,
                 title=f"Speedup of the whole training run on {published.TRAIN_RANKS} ranks",
                 size=size,
+                notes=("speedup: the median over launches of the baseline's time over that of the same launch",),
             ),
             make_beside_table("seconds", seconds, title=f"All {published.TRAIN_STEPS} steps", size=size),
             make_loss_table(outcomes),
@@ -163,7 +167,7 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
             f" all-reduced once per step, with the last of them{count_buckets(outcomes)}"
-            f"{explain_loss(ratio, measure_gap(outcomes), find_exposed(outcomes))}."
+            f"{explain_loss(ratio, measure_gap(outcomes))}."
             " The mean loss over"
             " ranks is of the baseline's samples, yet differs a little: every rank draws dropout masks of its own."
         )
@@ -176,16 +180,18 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
         full, grad_op = (f"{there[name] / there['ddp']:.2f}" for name in ("fsdp-full", "fsdp-grad-op"))
         verdicts = [judge(ratio) for ratio in ratios.values()]
         is_told = any(verdict is not Verdict.UNRESOLVED for verdict in verdicts)
+        shown = {Verdict.UNRESOLVED: "no difference shown"}
         listed = ", ".join(
-            f"{name} {say_wide('ratio', ratio)}{f' ({judge(ratio)})' if is_told else ''}"
+            f"{TORCH_NAMES[name]} ({name}) {say_wide('ratio', ratio)}"
+            f"{f' ({shown.get(judge(ratio), judge(ratio))})' if is_told else ''}"
             for name, ratio in ratios.items()
         )
-        slower = [name for name, ratio in ratios.items() if judge(ratio) is Verdict.SLOWER]
+        slower = [TORCH_NAMES[name] for name, ratio in ratios.items() if judge(ratio) is Verdict.SLOWER]
         lead = name_slower(slower)
         lead = lead if is_told else "Whether FSDP takes longer than DDP is unresolved. "
         answers["fsdp"] = (
             f"{lead}Time over DDP's: {listed} (from the published times: FULL_SHARD {full},"
-            f" SHARD_GRAD_OP {grad_op}).{define_unsharded(ratios)}"
+            f" SHARD_GRAD_OP {grad_op}). {contrast_shards(outcomes)}{define_unsharded(ratios)}"
             f" {describe_sharding(outcomes, is_slower=bool(slower))}"
             f" {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
@@ -215,25 +221,30 @@ def count_buckets(outcomes: Outcomes) -> str:
     return f", in {format_count(num_calls, 'bucket')}" if num_calls else ""
 
 
-def explain_loss(speedup: Estimate | None, gap: Estimate | None, exposed: Estimate | None = None) -> str:
+def explain_loss(speedup: Estimate | None, gap: Estimate | None) -> str:
     """Why it is not as many times as fast as there are ranks, and how much of a step that is; empty where it may be."""
     ranks = published.TRAIN_RANKS
     if gap is None or speedup is None or speedup.high is None or speedup.high >= ranks:
         return ""
-    sent = (
-        f"{say_wide('seconds', exposed)} of it exposed in a profiled one, G6" if exposed else "G6 has what is exposed"
-    )
     return (
         f". It stays below {ranks}: the mean of all {published.TRAIN_STEPS} steps is {say('seconds', gap)} longer than"
-        f" the baseline's over {ranks}, for that all-reduce ({sent}), the optimizer's step on all parameters, and"
-        " waiting"
+        f" the baseline's over {ranks}, for the all-reduce, the optimizer's step on all parameters, and waiting (G6"
+        " takes a step apart)"
     )
 
 
-def find_exposed(outcomes: Outcomes) -> Estimate | None:
-    """Exposed communication of a profiled step of DDP, where G6 ran."""
-    arm = find_arm(outcomes.get(TRACES), strategy="ddp")
-    return estimate_traced(arm, 0, "traced_exposed_seconds") if arm is not None and list_traced(arm) else None
+def contrast_shards(outcomes: Outcomes) -> str:
+    """What the two forms of sharding do differently, with their all-gathers where G6 counted them."""
+    counts = []
+    for name in ("fsdp-full", "fsdp-grad-op"):
+        arm = find_arm(outcomes.get(TRACES), strategy=name)
+        sent = read_report(arm).traced_steps[-1].messages if arm is not None and list_traced(arm) else ()
+        counts.append(sum(message.count for message in sent if message.kind == ALL_GATHER))
+    counted = f": {counts[0]} against {counts[1]} all-gathers per step (G6)" if all(counts) else ""
+    return (
+        "FULL_SHARD frees the gathered parameters of a unit after each use and gathers them again for backward,"
+        f" SHARD_GRAD_OP keeps them until its last backward{counted}; it sends less and holds more meanwhile."
+    )
 
 
 def count_sent(outcomes: Outcomes) -> str:
@@ -270,23 +281,21 @@ def describe_sharding(outcomes: Outcomes, *, is_slower: bool = True) -> str:
     hidden = "; the peak of a process is mostly torch itself, so at this size it does not show the saving"
     pays = f", and pays with all-gathers of parameters{count_sent(outcomes)}"
     words = (
-        f"Sharding changes where states live, not what is computed{pays if is_slower else ''}. Counted, a rank"
-        f" holds besides activations: {listed}{hidden if is_hidden else ''}."
+        f"Sharding changes where states live, not what is computed{pays if is_slower else ''}. By count, and apart"
+        f" from activations and gathered parameters, a rank holds: {listed} (DDP also has communication buckets, 4"
+        " bytes"
+        f" per parameter){hidden if is_hidden else ''}."
     )
     ddp, full = forecast.get("ddp"), forecast.get("fsdp-full")
     if ddp and full:
         change = f"{format_share(abs(1 - full / ddp))} {'less' if full <= ddp else 'more'}"
         peaks_there = f"ddp {say('bytes', ddp)}, fsdp-full {say('bytes', full)}, {change}"
-        words += f" Forecast for GPT-2 large, which is assumed: {peaks_there}."
+        words += f" Forecast for GPT-2 large (our assumption: the log names no model): {peaks_there}."
     return words
 
 
 def define_unsharded(names: Collection[str]) -> str:
-    return (
-        f" {UNSHARDED} is FSDP's NO_SHARD: it keeps whole states on every rank, as DDP does."
-        if UNSHARDED in names
-        else ""
-    )
+    return " NO_SHARD keeps whole states on every rank, as DDP does." if UNSHARDED in names else ""
 
 
 def explain_unsharded(ratio: Estimate | None) -> str:
@@ -320,7 +329,7 @@ def make_loss_table(outcomes: Outcomes) -> Table | None:
         title="Loss",
         notes=(
             "published: of another model on other text, rank 0's share of the batch, equal with DDP and FSDP; ours on"
-            f" {'random tokens' if is_random(outcomes) else 'the shard above'}, the mean over ranks",
+            f" {'random tokens' if is_random(outcomes) else 'the text that the setting names'}, the mean over ranks",
         ),
     )
 
@@ -379,6 +388,7 @@ GPT2 = Recipe(
     title="Profiling on one GPU, DDP and FSDP",
     assignment="a course's assignments 0 and 1: one GPU, then DDP and FSDP",
     stand_in="GPT-2 tiny instead of GPT-2 Small",
+    terms=TIMING_TERMS,
     make_rows=make_rows,
     make_checks=make_checks,
 )

@@ -62,9 +62,9 @@ def answer_g6(outcomes: Outcomes) -> Answer:
             *describe_parts(arms),
             *explain_blocking(arms),
             *explain_gathers(arms),
+            *describe_transport(arms),
             *describe_machinery(arms),
             *describe_operators(comparisons),
-            *describe_transport(arms),
             *name_places(arms),
         ),
     )
@@ -99,7 +99,7 @@ def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
         arms,
         text_column("strategy", "strategy", lambda name: name),
         *columns,
-        share_column("overlap_share", "of all comm", lambda name: find_overlap(arms[name])),
+        share_column("overlap_share", "overlapped, of all comm", lambda name: find_overlap(arms[name])),
         seconds_column("traced_idle_seconds", "idle, copies", partial(read, "traced_idle_seconds")),
         title="Where a profiled step goes",
         notes=(
@@ -202,9 +202,9 @@ def _describe_overlap(arm: Arm) -> str:
     """Nothing where the parts of communication are not known well enough to divide them."""
     parts = [estimate_traced(arm, 0, f"traced_{part}_seconds") for part in ("exposed", "overlapped")]
     overlap = find_overlap(arm)
-    if overlap is None or (overlap.value and not all(part is not None and is_known(part) for part in parts)):
+    if overlap is None or not overlap.value or not all(part is not None and is_known(part) for part in parts):
         return ""
-    return f" ({format_share(overlap.value)} of its communication overlapped)"
+    return f", with {format_share(overlap.value)} of its communication overlapped"
 
 
 def explain_blocking(arms: Mapping[str, Arm]) -> Iterator[str]:
@@ -234,7 +234,8 @@ def describe_machinery(arms: Mapping[str, Arm]) -> Iterator[str]:
     elif step.low is None:
         yield f"{lead} differs from one of ddp by {say_change(step)}, in one launch."
     elif step.low <= 0:
-        yield f"Whether a{lead[1:]} is longer than one of ddp is unresolved: it is by {say_change(step)}."
+        apart = f"it is by {say_change(step)}, launch by launch"
+        yield f"Whether a{lead[1:]} is longer than one of ddp is unresolved: {apart}."
     else:
         grown = name_largest({name: more[part] for part, name in parts.items()})
         yield f"{lead} is {say_change(step)} longer than one of ddp; {grown}."
