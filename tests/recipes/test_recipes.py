@@ -45,7 +45,7 @@ ROWS = {
     "parallelism": ["L1", "L2", "L3"],
 }
 NOT_RUN = {"P9", "S6"}
-MOST_LINES = {"polaris": 620, "gpt2": 390, "scaling": 515, "resnet": 485, "quantization": 240, "parallelism": 300}
+MOST_LINES = {"polaris": 620, "gpt2": 390, "scaling": 540, "resnet": 485, "quantization": 255, "parallelism": 300}
 """Of a terminal of 80 columns."""
 MB = 2**20
 SCRIPTS = {file.name: file for file in list_scripts("polaris")}
@@ -263,7 +263,7 @@ def test_every_question_is_answered_first_in_its_row(documents: dict[str, Docume
 @needs_poppler
 def test_a_brief_report_has_every_question_on_two_pages(documents: dict[str, Document]) -> None:
     for name in ROWS:
-        text = read_text(render_pdf(documents[name], is_brief=True))
+        text = read_text(render_pdf(documents[name], is_brief=True), "-raw")
         assert text.count("\f") <= 2, name
         words = re.sub(r"[\s\u200b]+", "", text)
         questions = [one for rows in read_published(name, QUESTIONS).values() for one in rows.values()]
@@ -299,8 +299,8 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
     assert "samples per rank" in threshold
     assert "bottleneck" in threshold
     (curve,) = (words for words in delays if words.startswith("Q2)"))
-    assert all(f"at {delay} ms" in curve for delay in (0, 10, 20, 40))
-    assert "It degrades, and non-linearly: fast at first" in curve
+    assert all(f"at {delay} ms" in curve for delay in (10, 20, 40))
+    assert "It degrades, and non-linearly: steep at first" in curve
 
 
 ANSWERS = {
@@ -312,7 +312,7 @@ ANSWERS = {
         r"= 37\.\d ± \S+ ms \(1/2 of the plain loop\) \+ 4\.\d ± \S+ ms of exposed communication",
         r"\+ 0\.\d .*ms left over",
         r"fraction 1[345]",
-        r"Every rank computes with 1 thread, the plain loop too: 2 ranks have 2 times its cores",
+        r"Every rank computes with 1 thread, as the plain loop does, so 2 ranks use 2 times its cores",
         r"That is no more than comes from work that does not shrink with the batch \(with 32 instead of 64 samples",
     ),
     "S3.efficient": (r"2 ranks: 1\.7\d+ ± \S+ for mlp 1024×3, 1\.7\d+ ± \S+ for mlp 128×2",),
@@ -323,10 +323,11 @@ ANSWERS = {
         r"a byte costs more in the small model, so most of its communication is latency",
     ),
     "S3.bottleneck": (
-        r"exceeds 1: below \d\.\d \(\S+ to \S+\) samples per rank for mlp 128×2 on 2 ranks, .* Here r is 0\.1\d+ ",
+        r"exceeds 1\. mlp 128×2: r = 0\.1\d+ .* so computing is the bottleneck\.",
+        r"the bottleneck below \d\.\d \(\S+ to \S+\) samples per rank for mlp 128×2 on 2 ranks \(here 32\)",
         r"r is 1 at 1\d \(\d+ to \d+\) ranks for mlp 128×2.* \(extrapolated",
     ),
-    "S4.device_0": (r"device 0, 6\.30 MB in a step here \(M = 3\.15 MB, N = 2\)", r"updates alone"),
+    "S4.device_0": (r"device 0 in a step, 6\.30 MB here \(M = 3\.15 MB, N = 2\)", r"updates alone"),
     "S4.architecture": (r"4·M·\(N − 1\)/N bytes .*, 6\.30 MB here and never more than 12\.6 MB", r"N/2 times as many"),
     "S4.acceptable": (
         r"notebooks, debugging, inference",
@@ -338,11 +339,17 @@ ANSWERS = {
         r"1\.[34]\d+ ± \S+ at 40 ms",
     ),
     "S5A.linearly": (
-        r"non-linearly: fast at first",
-        r"\(T_1 \+ d\)/\(T_N \+ d\)",
-        r"predicts 1\.6\d at 10 ms \(measured",
+        r"non-linearly: steep at first",
+        r"\(T\(1\) \+ d\)/\(T\(N\) \+ d\)",
+        r"predicts 1\.6\d at 10 ms \(1\.6\d measured\)",
     ),
-    "S5A.amdahl": (r"f = d/\(T_1 \+ d\)", r"f = 3[45]\.?\d* ± \S+ %: S = 1\.\d\d", r"1/f = 2\.[89]\d", r"of the law"),
+    "S5A.amdahl": (
+        r"f = d/\(T\(1\) \+ d\)",
+        r"f = 3[45]\.?\d* ± \S+ % and S = 1\.\d\d",
+        r"1/f = 2\.[89]\d",
+        r"of"
+        " the law",
+    ),
     "S5B.improve": (
         r"^ Yes\. ",
         r"1\.6\d+ ± \S+ at global batch 32",
@@ -383,9 +390,14 @@ ANSWERS = {
         r"local batch norm and changes by \+0\.0 points \(\+0\.0 to \+0\.0\) with synchronized",
         r"over 5 seeds",
     ),
-    "G1.difference": (r"3\.47 MB less after the step and 8 kB more at its peak", r"1177\.47 MB above the estimate"),
+    "G1.difference": (
+        r"10\.4 MB, 3\.47 MB less than the estimate",
+        r"it holds 13\.9 MB, 8 kB more",
+        r"1177\.47 MB"
+        " above the estimate",
+    ),
     "G2.throughput": (
-        r"160 timed steps after 5 of warm-up .* processed 81,920 tokens in 2\.\d",
+        r"160 timed steps after 5 of warm-up .* processed 81\u202f920 tokens in 2\.\d",
         r"163,840 in 5\.03 s",
         r"over all steps .* by the median step",
     ),

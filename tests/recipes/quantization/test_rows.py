@@ -69,7 +69,7 @@ def test_four_rows_read_one_training_and_the_fifth_has_its_own() -> None:
 def test_weights_are_told_by_layer_with_both_scales(tmp_path: Path) -> None:
     finding = answer_q1({PLAIN: make_outcome(*play(0, tmp_path))})
     (table,) = finding.tables
-    layer, count, least, largest, sigma, scale, sigma_scale = (cell.value for cell in table.rows[0])
+    layer, count, least, largest, sigma, scale, sigma_scale, *_ = (cell.value for cell in table.rows[0])
     assert (layer, count, least, largest, sigma) == ("conv1", 100, -4.0, 4.0, 3.0)
     assert scale == pytest.approx(127 / 4)
     assert sigma_scale == pytest.approx(127 / 3)
@@ -152,7 +152,11 @@ def test_a_bias_is_weighed_against_the_largest_logit() -> None:
     ("rounded", "start", "reason"),
     [
         (1, "This run does not resolve a drop: −0.50 points", "so neither cost is beyond its interval"),
-        (60, "A drop, not small: −30.00 points", "so the clamp costs accuracy, and rounding activations nothing"),
+        (
+            60,
+            "A drop, not small (limit: 2 points): −30.00 points",
+            "so the clamp costs accuracy, and rounding activations nothing",
+        ),
     ],
 )
 def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, reason: str) -> None:
@@ -160,7 +164,7 @@ def test_a_drop_is_explained_as_far_as_it_is_there(rounded: int, start: str, rea
     answer = answer_forward([quantized])["drop"]
     assert answer.startswith(start)
     assert reason in answer
-    assert f"Right of 200 images: 200 with int8 weights, {200 - rounded} with activations." in answer
+    assert f"Correct, of 200 images: 200 with int8 weights, {200 - rounded} with activations." in answer
 
 
 def test_networks_of_other_seeds_resolve_what_one_leaves_open() -> None:
@@ -168,7 +172,7 @@ def test_networks_of_other_seeds_resolve_what_one_leaves_open() -> None:
     networks = [make_quantized(weights=0, int8_255=wrong, int8=0) for wrong in (1, 2, 3, 1, 2, 2, 1, 3)]
     answers = [answer_forward(some)["drop"] for some in (networks[:1], networks)]
     assert answers[0].startswith("This run does not resolve a drop")
-    assert answers[1].startswith("A drop, small: −1.00 points (−1.25 to −0.50 over 8 seeds)")
+    assert answers[1].startswith("A drop, small (limit: 2 points): −1.00 points (−1.25 to −0.50 over 8 seeds)")
     assert "the clamp of K = 255 by −1.00 points" in answers[1]
 
 
@@ -190,11 +194,11 @@ def test_a_bell_a_box_and_a_shifted_one_are_told_apart() -> None:
     box, shifted = make_shape("box", (10_000,) * 9), replace(bell, layer="shifted", mean=0.5)
     after = {one.layer: replace(play_histogram(one.layer, "after"), layer=one.layer) for one in (bell, box, shifted)}
     assert answer_activations([bell], after)["before"].startswith("Centred: yes, bell (mean")
-    assert "Bell-shaped: no (by the limits of Q1)" in answer_activations([box], after)["before"]
+    assert "Bell-shaped (by the limits of Q1): no" in answer_activations([box], after)["before"]
     both = answer_activations([bell, box, shifted], after)["before"]
     assert both.startswith("Centred: only bell, box of 3 layers (mean within 0.2 σ of zero; the farthest is 0.50 σ, sh")
-    assert "Bell-shaped: only bell, shifted of 3 layers" in both
-    assert "of 3 layers (excess kurtosis within ± 0.5" in judge_shapes([bell, box, shifted])
+    assert "only bell, shifted of 3 layers" in both
+    assert "Bell-shaped (excess kurtosis within ± 0.5" in judge_shapes([bell, box, shifted])
 
 
 def test_flat_weights_are_called_uniform_only_where_they_may_be() -> None:

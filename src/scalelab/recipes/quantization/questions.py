@@ -13,13 +13,18 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.paired import count_pairs, estimate_paired_difference
 from scalelab.analysis.stats import estimate_location
 from scalelab.recipes.evidence import UNTOLD, say
-from scalelab.recipes.quantization.published import ACTIVATIONS_PERCENT, BIAS_RAW_PERCENT, WEIGHTS_PERCENT
+from scalelab.recipes.quantization.published import (
+    ACTIVATIONS_PERCENT,
+    BIAS_ALL_PERCENT,
+    BIAS_RAW_PERCENT,
+    WEIGHTS_PERCENT,
+)
 from scalelab.recipes.quantization.shapes import (
-    describe_shape,
+    describe_saturation,
     explain_flat,
-    find_centre,
     find_outside,
     find_share,
+    group_shapes,
     judge_shapes,
 )
 from scalelab.records.quantized import Histogram, LayerReport, Quantized
@@ -27,7 +32,13 @@ from scalelab.studies.quantize.answer import StageAnswer
 from scalelab.units import format_count, format_share
 
 LARGEST = 127
-BIASES = {"in_float": "float", "bias_unscaled": "weights-raw-bias", "scaled": "weights", "all_int8": "int8-255"}
+BIASES = {
+    "in_float": "float",
+    "with_an_unscaled_bias": "weights-raw-bias",
+    "with_a_scaled_one": "weights",
+    "all_in_integers_with_K_=_127": "int8",
+    "with_K_=_255": "int8-255",
+}
 """Stages of Q5, by what its answer calls them."""
 NORMAL_BEYOND = 0.0027
 """Of a normal distribution, beyond three standard deviations."""
@@ -44,7 +55,6 @@ def format_signed(number: float) -> str:
 def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     if not histograms:
         return {}
-    shapes = "; ".join(f"{one.layer} {describe_shape(one)}" for one in histograms)
     outside = {one.layer: find_outside(one) for one in histograms}
     listed = ", ".join(f"{format_share(share)} in {layer}" for layer, share in outside.items())
     sides = {one.layer: min(-one.least, one.largest) / max(-one.least, one.largest, 1e-30) for one in histograms}
@@ -52,7 +62,7 @@ def answer_weights(histograms: Sequence[Histogram]) -> dict[str, str]:
     few = max(outside.values()) <= 2 * NORMAL_BEYOND
     reach = max(max(-one.least, one.largest) for one in histograms)
     return {
-        "shape": f"{judge_shapes(histograms)}. Kurtosis and distance by layer: {shapes}.{explain_flat(histograms)}",
+        "shape": f"{judge_shapes(histograms)}.{explain_flat(histograms)}",
         "outliers": f"{'Yes' if few else 'Not everywhere'}: all weights lie within ± {reach:.2f}, and beyond 3σ lie"
         f" {listed} (a normal distribution: {format_share(NORMAL_BEYOND)})."
         f" {describe_reach(measure_spans(histograms))}",
@@ -99,11 +109,11 @@ def say_pooled(change: Estimate | None, networks: Sequence[Quantized]) -> str:
 
 
 def count_right(networks: Sequence[Quantized], **stages: str) -> str:
-    """`right of 355 images: 341 in float, 340 in int8`, of the network in the tables."""
+    """`Correct, of 355 images: 341 in float, 340 in int8.`, of the network in the tables."""
     one = networks[0]
     found = {stage.name: sum(map(int.__eq__, stage.predictions, one.labels)) for stage in one.stages}
     listed = ", ".join(f"{found[name]:,} {words.replace('_', ' ')}" for words, name in stages.items() if name in found)
-    return f"Right of {len(one.labels):,} images: {listed}."
+    return f"Correct, of {len(one.labels):,} images: {listed}."
 
 
 def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantized] = ()) -> dict[str, str]:
@@ -132,8 +142,8 @@ def judge_apart(apart: Estimate | None, networks: Sequence[Quantized]) -> str:
     if apart is None or apart.low is None or apart.high is None:
         return "which this run does not compare"
     worse = "so 3σ costs accuracy" if apart.high < 0 else "so 3σ gains accuracy" if apart.low > 0 else ""
-    median = "; medians over seeds do not subtract" if len(networks) > 1 else ""
-    return f"{worse or 'no difference beyond the interval'}: {say_pooled(apart, networks)} apart{median}"
+    paired = ", paired by seed" if len(networks) > 1 else ""
+    return f"{worse or 'and the two do not differ'}: {say_pooled(apart, networks)} apart{paired}"
 
 
 def compare_ranges(networks: Sequence[Quantized]) -> str:
@@ -198,7 +208,7 @@ def compare_stages(one: StageAnswer, other: StageAnswer) -> str:
 def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogram]) -> dict[str, str]:
     if not before:
         return {}
-    shapes = "; ".join(f"{one.layer} mean {format_signed(find_centre(one))} σ, {describe_shape(one)}" for one in before)
+    shapes = group_shapes(before)
     hidden = [after[one.layer] for one in before if one.layer in after and after[one.layer].least >= 0]
     linear = ", ".join(one.layer for one in before if one.layer in after and after[one.layer].least < 0)
     without = f"; no ReLU follows {linear}" if linear else ""
@@ -206,7 +216,7 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     is_near = bool(shares) and min(shares.values()) > 0.5
     near = ", ".join(f"{format_share(share)} in {layer}" for layer, share in shares.items())
     return {
-        "before": f"{judge_shapes(before, 'by the limits of Q1')}. Mean, kurtosis and distance by layer: {shapes}.",
+        "before": f"{judge_shapes(before, 'by the limits of Q1')}. {shapes}",
         "after": f"{'Yes' if is_near else 'Not in every layer'}: non-negative in"
         f" {', '.join(one.layer for one in hidden) or 'no layer'}, as ReLU sets negative numbers to 0"
         f"{without}. Below {format_share(NEAR)} of the largest lie {near or 'none'}: few activations use the upper"
@@ -214,7 +224,7 @@ def answer_activations(before: Sequence[Histogram], after: Mapping[str, Histogra
     }
 
 
-def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
+def answer_forward(networks: Sequence[Quantized], histograms: Sequence[Histogram] = ()) -> dict[str, str]:
     """What integer activations cost beside integer weights, and how much of it is the clamp of K = 255."""
     change = pool_change(networks, "int8-255", "weights")
     if change is None:
@@ -228,13 +238,14 @@ def answer_forward(networks: Sequence[Quantized]) -> dict[str, str]:
     verdict = f"This run does not resolve a drop: {drop}"
     if high < 0:
         size = "small" if low > -TOLERATED else "not small" if high < -TOLERATED else "of unclear size"
-        verdict = f"A drop, {size}: {drop}"
+        verdict = f"A drop, {size} (limit: {100 * TOLERATED:g} points): {drop}"
     elif low > 0:
         verdict = f"No, a gain: {drop}"
     return {
         "drop": f"{verdict}. {count_right(networks, with_int8_weights='weights', with_activations='int8-255')} K is the"
         " integer that the largest activation is scaled to: 255 with a clamp at 127 cuts off the upper half of the"
         f" range, 127 only rounds. {judge_clamp(networks)}"
+        f"{f' {describe_saturation(histograms)} What each of them costs is not measured apart.' if histograms else ''}"
     }
 
 
@@ -330,8 +341,7 @@ def judge_bias(networks: Sequence[Quantized]) -> str:
     elif change.high is not None and change.high < 0:
         verdict = "No, the unscaled bias does better"
     elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
-        gain = f"the median gain over {len(networks)} seeds" if len(networks) > 1 else "any gain here"
-        verdict = f"No, {gain} is at most {max(0.0, 100 * change.high):.2f} points"
+        verdict = "No"
     return f"{verdict}. {describe_bias(networks)} The bias decides {decided:,} of {num:,} images."
 
 
@@ -339,7 +349,20 @@ def describe_bias(networks: Sequence[Quantized]) -> str:
     scaled, lost = (
         say_pooled(pool_change(networks, "weights", other), networks) for other in ("weights-raw-bias", "float")
     )
-    return f"Scaling the bias changes the accuracy by {scaled}, rounding the weights, with the bias scaled, by {lost}."
+    said = f"Scaling the bias changes the accuracy by {scaled}, rounding the weights, with the bias scaled, by {lost}."
+    return f"{said}{compare_last(networks)}"
+
+
+def compare_last(networks: Sequence[Quantized]) -> str:
+    """What the published last stage, all integers, does beside scaled biases alone: there it was the better one."""
+    change = pool_change(networks, "int8-255", "weights")
+    if change is None or change.low is None or change.high is None:
+        return ""
+    words = "is worse" if change.high < 0 else "is better" if change.low > 0 else "does not clearly differ"
+    return (
+        f" All in integers (K = 255, as published) {words}, by {say_pooled(change, networks)} against a scaled bias and"
+        f" float activations (published: {BIAS_ALL_PERCENT} % then, {BIAS_RAW_PERCENT} % before)."
+    )
 
 
 def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from scalelab.recipes.quantization.questions import (
     judge_clamp,
     measure_spans,
 )
-from scalelab.recipes.quantization.shapes import describe_saturation, find_largest
+from scalelab.recipes.quantization.shapes import find_distance, find_largest, measure_kurtosis
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
 from scalelab.report.charts.column_charts import keep_charts
@@ -150,8 +150,13 @@ def make_agreement_table(found: Mapping[str, StageAnswer]) -> Table:
         make_column("number", "change_points", "change, points", lambda answer: scale(answer.difference, 100)),
         make_column("accuracy", "agreement", "same class", lambda answer: answer.agreement, shows_interval=False),
         make_column("accuracy", "least", "at least", lambda answer: answer.agreement and answer.agreement.low),
-        title="Beside float",
-        notes=(PAIRED_NOTE, "at least: the lower end of that interval for the share of images in the same class"),
+        title="Compared with float",
+        notes=(
+            PAIRED_NOTE,
+            "same class: images that get the class that float gives them; at least: the lower end of its interval",
+            f"K = {published.CLAMP} where no K is named; dequantized: integer weights divided by their scale again",
+            "int32 logits: the last layer's sums, not rounded to int8",
+        ),
     )
 
 
@@ -173,10 +178,11 @@ def make_scale_table(quantized: Quantized) -> Table | None:
         make_column("number", "combined_scale", "output", lambda layer: 1 / layer.scale if layer.scale else None),
         title="Scales by layer",
         notes=(
-            f"with K = {published.CLAMP}; n_in: integers per unit of the input, {published.CLAMP} / max|input|; n_out:"
-            " what a layer's int32 sums are multiplied by to become int8",
-            "sums: n_in · Π(n_w · n_out) of the layers before · n_w, which a bias is multiplied by",
-            "output: sums · n_out = 127 / max|a|",
+            f"with K = {published.CLAMP}; n_w: what weights are multiplied by; n_out: what a layer's int32 sums are"
+            " multiplied by to become int8",
+            f"sums: {published.CLAMP} / max|input| · Π(n_w · n_out) of the layers before · n_w, which a bias is"
+            " multiplied"
+            " by; output: sums · n_out = 127 / max|a|",
         ),
     )
 
@@ -232,8 +238,13 @@ def answer_q1(outcomes: Outcomes) -> Answer:
         make_column("number", "three_sigma", "3σ", lambda one: sigmas[one.layer]),
         make_column("number", "scale", "n_w", lambda one: divide_largest(find_largest(one))),
         make_column("number", "sigma_scale", "n_w by 3σ", lambda one: divide_largest(sigmas[one.layer])),
+        make_column("number", "kurtosis", "kurtosis", measure_kurtosis),
+        make_column("number", "distance", "distance", find_distance),
         title="Weights by layer",
-        notes=("n_w: integers per unit, 127 / max|w| or 127 / 3σ",),
+        notes=(
+            "n_w: integers per unit, 127 / max|w| or 127 / 3σ; kurtosis: excess kurtosis, 0 of a normal distribution,"
+            " ± 2 standard errors; distance: Kolmogorov–Smirnov, to a normal distribution",
+        ),
     )
     widest = max(spans, key=spans.__getitem__)
     sentences = (describe_reach(spans),)
@@ -329,11 +340,10 @@ def answer_q4(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=make_main(found.get("int8-255"), published.ACTIVATIONS_PERCENT, f"accuracy, int8, K = {published.PEAK}"),
         tables=keep_tables(make_accuracy_table(size, lines), make_agreement_table(found), make_scale_table(quantized)),
-        questions=pair_questions("quantization", "Q4", answer_forward(networks)),
+        questions=pair_questions("quantization", "Q4", answer_forward(networks, list_histograms(quantized, "after"))),
         sentences=(
             *((judge_clamp(networks),) if len(networks) > 1 else ()),
             describe_alone(found, networks),
-            describe_saturation(list_histograms(quantized, "after")),
             *describe_ties(quantized, found),
             *describe_export(quantized),
         ),
@@ -380,7 +390,10 @@ QUANTIZATION = Recipe(
     name="quantization",
     title="A small CNN in int8",
     assignment="a course's homework 5, part B: five questions",
-    stand_in="digits of scikit-learn instead of CIFAR-10; Q1 to Q4 train for 8 epochs instead of 2",
+    stand_in="digits of scikit-learn instead of CIFAR-10; Q1 to Q4 train for 8 epochs instead of 2, Q5 for"
+    " 2, as later its bias decides no image",
+    terms="Terms: float: the network as trained; other stages replace its numbers by integers. Every row trains several"
+    " networks that differ in the seed: “over seeds” an interval is of networks, “over images” of other test images.",
     make_rows=make_rows,
     make_checks=make_checks,
 )

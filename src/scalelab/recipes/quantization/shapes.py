@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.quantization.published import CLAMP, PEAK
 from scalelab.records.quantized import Histogram
 from scalelab.units import format_share
@@ -61,6 +62,12 @@ def find_kurtosis(histogram: Histogram) -> tuple[float, float]:
     return (fourth / second**2 - 3 if second else 0.0), 2 * math.sqrt(24 / max(1, sum(histogram.counts)))
 
 
+def measure_kurtosis(histogram: Histogram) -> Estimate:
+    """The same with an interval of two standard errors."""
+    value, width = find_kurtosis(histogram)
+    return Estimate(value=value, low=value - width, high=value + width)
+
+
 def find_distance(histogram: Histogram) -> float:
     """The largest difference from the shares of a normal distribution with its mean and deviation, over all bins."""
     mean, count = find_moment(histogram, 1), max(1, sum(histogram.counts))
@@ -88,19 +95,21 @@ def is_open(histogram: Histogram) -> bool:
     return abs(kurtosis) - width <= LEVEL < abs(kurtosis) + width
 
 
-def describe_shape(histogram: Histogram) -> str:
-    """`flatter than a bell (−1.15 ± 0.04, distance 0.052)`."""
-    kurtosis, width = find_kurtosis(histogram)
-    distance = find_distance(histogram)
-    words = "roughly bell-shaped" if is_bell(histogram) else "not a bell by its distance"
-    if is_open(histogram):
-        words = "too few numbers to judge its shape"
-    elif kurtosis - width > LEVEL:
-        words = "not a bell by its kurtosis"
-    elif is_flat(histogram):
-        words = "flatter than a bell"
-    sign = "−" if kurtosis < 0 else ""
-    return f"{words} ({sign}{abs(kurtosis):.2f} ± {width:.2f}, {distance:.3f})"
+def group_shapes(histograms: Sequence[Histogram]) -> str:
+    """Which layers have which shape, with kurtosis and distance; `Heavy tails (kurtosis over 0.5): conv2 (0.70, …).`"""
+    groups: dict[str, list[str]] = {}
+    for one in histograms:
+        kurtosis, width = find_kurtosis(one)
+        words = "Roughly a bell" if is_bell(one) else "Spikes or humps (by the distance only)"
+        if is_open(one):
+            words = "Too few numbers to judge"
+        elif kurtosis - width > LEVEL:
+            words = f"Heavy tails or a sharp peak (kurtosis over {LEVEL:g})"
+        elif is_flat(one):
+            words = f"Flat (kurtosis under −{LEVEL:g})"
+        groups.setdefault(words, []).append(f"{one.layer} ({kurtosis:.2f}, {find_distance(one):.3f})".replace("-", "−"))
+    listed = "; ".join(f"{words}: {', '.join(layers)}" for words, layers in groups.items())
+    return f"{listed} (excess kurtosis, distance)."
 
 
 def is_flat(histogram: Histogram) -> bool:
@@ -131,8 +140,8 @@ def judge_shapes(histograms: Sequence[Histogram], limits: str = BELL) -> str:
     few = f"; {', '.join(unjudged)} have too few numbers to judge" if unjudged else ""
     return (
         f"Centred: {count_layers(centred, num)} (mean within {CENTRED:g} σ of zero; the farthest is"
-        f" {abs(find_centre(farthest)):.2f} σ, {farthest.layer}). Bell-shaped:"
-        f" {count_layers(bells, num - len(unjudged))}{few} ({limits})"
+        f" {abs(find_centre(farthest)):.2f} σ, {farthest.layer}). Bell-shaped ({limits}):"
+        f" {count_layers(bells, num - len(unjudged))}{few}"
     )
 
 
