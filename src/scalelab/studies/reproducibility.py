@@ -360,11 +360,10 @@ def describe_warmup(repeats: Repeats) -> Finding:
     else:
         enough = "too few" if found.num_steps > repeats.dropped else "enough"
         slow = [str(n) for n in range(repeats.dropped) if judge(repeats.compare_step(n)) is Verdict.SLOWER]
-        verb = "are" if len(slow) > 1 else "is"
         named = f"only step{'s' if len(slow) > 1 else ''} {' and '.join(slow)}" if slow else "no single step"
-        verdict = f"{named} {verb} clearly slower than the rest; dropping {repeats.dropped} is {enough}"
-    first = f"{which} {format_interval('ratio', repeats.first_ratio)} times as long as the rest by medians"
-    text = f"{first}{alone}; {verdict}."
+        verdict = f"clearly slower than the rest: {named}; dropping {repeats.dropped} is {enough}"
+    ratio = format_interval("ratio", repeats.first_ratio)
+    text = f"{which} {ratio} times as long as the rest by medians{alone}; {verdict}."
     return WARMUP("", text, ratio=repeats.first_ratio, found=found.num_steps, dropped=repeats.dropped)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +40,10 @@ UNDELAYED, DELAYED = "undisturbed", "disturbed"
 """The configurations of a study that injects a delay, as runs on disk call them."""
 LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
 BASE = "the step without stalls"
+OF_BASE = f"of {BASE}"
 STALLS = "excess over the slowest rank's own time and the exposed all-reduce"
+EXCESS_NOTE = "excess: what the slow rank spends more in that phase than the rank that it is compared with"
+WAITING_NOTE = "waiting: of the rank that waits longest for the others"
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
 
@@ -150,10 +153,7 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
         return None if longest is None else longest.parts["waiting"]
 
     undelayed, is_delayed = answer.find(UNDELAYED), answer.perturbation.seconds > 0
-
-    def read_ratio(arm: Arm) -> Estimate | float | None:
-        return sweep.compare_steps(arm, undelayed)
-
+    read_ratio = partial(sweep.compare_steps, reference=undelayed)
     columns = [
         sweep.step_column(),
         sweep.samples_column(is_detail=is_delayed),
@@ -161,20 +161,11 @@ def make_straggler_table(answer: StragglerAnswer) -> Table:
         tables.text_column("slow_rank", "slow rank", read_main(lambda main: f"rank {main.rank}", "none")),
         tables.text_column("slow_phase", "phase", read_main(lambda main: main.phase, "none")),
         tables.seconds_column("excess_seconds", "excess", read_main(lambda main: main.seconds)),
-        tables.share_column(
-            "excess_share", f"of {BASE}", read_main(lambda main: main.share), is_detail=True, note=STALLS
-        ),
+        tables.share_column("excess_share", OF_BASE, read_main(lambda main: main.share), is_detail=True, note=STALLS),
         tables.seconds_column("waiting_seconds", "waiting", read_waiting),
     ]
-    return sweep.make_sweep_table(
-        answer.arms.values(),
-        columns,
-        notes=(
-            *((tables.PAIRED_NOTE,) if is_delayed else ()),
-            "excess: what the slow rank spends more in that phase than the rank that it is compared with",
-            "waiting: of the rank that waits longest for the others",
-        ),
-    )
+    paired = (tables.PAIRED_NOTE,) if is_delayed else ()
+    return sweep.make_sweep_table(answer.arms.values(), columns, notes=(*paired, EXCESS_NOTE, WAITING_NOTE))
 
 
 def make_own_time_table(diagnosis: RankComparison, *, title: str = "") -> Table:
@@ -191,7 +182,7 @@ def make_own_time_table(diagnosis: RankComparison, *, title: str = "") -> Table:
         tables.seconds_column("own_seconds", "own time", read_own),
         tables.text_column("other", "against", lambda excess: f"rank {excess.other}"),
         tables.seconds_column("excess_seconds", "excess", lambda excess: excess.seconds),
-        tables.share_column("excess_share", f"of {BASE}", lambda excess: excess.share),
+        tables.share_column("excess_share", OF_BASE, lambda excess: excess.share),
         tables.text_column("is_slow", "slow", lambda excess: "slow" if excess.is_alarm else "no"),
         title=title,
         notes=(

@@ -19,7 +19,7 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.training import make_job
+from scalelab.recipes.resnet.training import count_updates, describe_updates, make_job
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, Trial
@@ -304,11 +304,6 @@ def explain_lag(
     )
 
 
-def describe_updates(updates: Mapping[str, int]) -> str:
-    """`: 10 instead of 225`; empty where one is unknown."""
-    return f": {updates['large']} instead of {updates['small']}" if {"small", "large"} <= set(updates) else ""
-
-
 def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
     """What each remedy brings against the large batch alone, seed by seed."""
     said = [
@@ -369,12 +364,6 @@ def explain_remedies(
         f"{why} And batch {batch} is above the gradient noise scale of {format_interval('number', scale)} samples:"
         " above it, a larger batch hardly improves the gradient, so a rate that grows with the batch becomes unstable."
     )
-
-
-def count_updates(outcome: Outcome | None) -> dict[str, int]:
-    """Of the first seed of every way to train."""
-    found = [result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED]
-    return {result.trial.configuration: len(result.losses()) for result in reversed(found)}
 
 
 Seeds = Mapping[str, tuple[str, dict[int, float]]]

@@ -19,7 +19,7 @@ from scalelab.recipes.feasibility import choose, make_sized_job
 from scalelab.recipes.recipe import Outcome, Size
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import TrainingRun
-from scalelab.records.trial import Option
+from scalelab.records.trial import Option, Status
 from scalelab.report.document import Table
 from scalelab.report.tables import count_column, make_table, seconds_column, text_column
 from scalelab.studies.shared.job import Job
@@ -116,3 +116,14 @@ def make_timed_table(lines: Sequence[TimedEpoch], title: str, *notes: str) -> Ta
         notes=notes or (ONE_RUN,),
     )
     return table if any(line.seconds is not None for line in lines) else None
+
+
+def count_updates(outcome: Outcome | None) -> dict[str, int]:
+    """Of the first seed of every way to train."""
+    found = [result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED]
+    return {result.trial.configuration: len(result.losses()) for result in reversed(found)}
+
+
+def describe_updates(updates: Mapping[str, int]) -> str:
+    """`: 10 instead of 225`; empty where one is unknown."""
+    return f": {updates['large']} instead of {updates['small']}" if {"small", "large"} <= set(updates) else ""
