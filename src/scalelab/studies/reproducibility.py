@@ -352,7 +352,7 @@ def describe_losses(repeats: Repeats) -> Iterator[Finding]:
 
 
 def describe_warmup(repeats: Repeats) -> Finding:
-    last, found = repeats.dropped - 1, repeats.warmup
+    last, found, ratio = repeats.dropped - 1, repeats.warmup, repeats.first_ratio
     which = f"Steps 0 to {last} take" if last else "Step 0 takes"
     alone = f" (step 0 alone {format_quantity('ratio', repeats.compare_step(0))})" if last else ""
     if not found.is_settled:
@@ -362,9 +362,8 @@ def describe_warmup(repeats: Repeats) -> Finding:
         slow = [str(n) for n in range(repeats.dropped) if judge(repeats.compare_step(n)) is Verdict.SLOWER]
         named = f"only step{'s' if len(slow) > 1 else ''} {' and '.join(slow)}" if slow else "no single step"
         verdict = f"clearly slower than the rest: {named}; dropping {repeats.dropped} is {enough}"
-    ratio = format_interval("ratio", repeats.first_ratio)
-    text = f"{which} {ratio} times as long as the rest by medians{alone}; {verdict}."
-    return WARMUP("", text, ratio=repeats.first_ratio, found=found.num_steps, dropped=repeats.dropped)
+    text = f"{which} {format_interval('ratio', ratio)} times as long as the rest by medians{alone}; {verdict}."
+    return WARMUP("", text, ratio=ratio, found=found.num_steps, dropped=repeats.dropped)
 
 
 def describe_mean(repeats: Repeats) -> Finding:

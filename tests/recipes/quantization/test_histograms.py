@@ -82,7 +82,7 @@ def test_scales_of_every_layer_are_printed_with_the_combined_one(outcomes: dict[
     rows = read_rows(table)
     assert [row[0] for row in rows] == list(LAYERS)
     assert rows[2][1:] == [pytest.approx(50), "4.000e-03", "1.000e+03", pytest.approx(4)]
-    assert any("n_in · Π(n_w · n_out)" in note for note in table.notes)
+    assert any("Π(n_w · n_out) of the layers before · n_w" in note for note in table.notes)
 
 
 def test_every_integer_bias_is_printed(outcomes: dict[str, Outcome]) -> None:

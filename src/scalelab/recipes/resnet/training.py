@@ -7,7 +7,7 @@ not depend on speed, and is counted on ResNet-18 itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
