@@ -128,7 +128,7 @@ def make_sweep_table(
         every,
         text_column("run", name_header, lambda arm: make_cell(arm.label, mark=find_marks(arm))),
         *columns,
-        notes=(INTERVAL_NOTE, *notes, *explain_marks(every)),
+        notes=(INTERVAL_NOTE, *explain_marks(every), *notes),
         status=lambda arm: None if arm.is_measured else describe_status(arm),
     )
 
