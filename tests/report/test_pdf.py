@@ -23,8 +23,8 @@ from scalelab.report.renderers.pdf import (
     Cut,
     arrange_charts,
     describe_document,
-    list_briefs,
     list_choices,
+    list_cuts,
     render_pdf,
 )
 from scalelab.report.tables import INTERVAL_NOTE
@@ -289,7 +289,7 @@ def test_a_brief_report_has_further_tables_as_far_as_two_pages_reach() -> None:
         Section(heading=f"R{n}", paragraphs=(words,), num_answers=1, tables=(table, table, table)) for n in range(12)
     ]
     document = Document(title="t", sections=tuple(sections))
-    briefs = list(list_briefs(document))
+    briefs = [cut.apply(document) for cut in list_cuts(document)]
     counts = [[len(section.tables) for section in brief.sections] for brief in briefs]
     assert counts[0] == [3] * 12
     assert counts[5] == [3] * 7 + [2] * 5
@@ -318,7 +318,7 @@ def test_a_brief_report_keeps_the_charts_that_were_asked_for(tmp_path: Path) -> 
     other = replace(asked, heading="R2", charts=(chart,), is_plot_asked=False)
     document = read_document(render_json(make_answers(asked, other)))
     assert document.sections[-2:] == (asked, other)
-    first, *_, last = list_briefs(document)
+    first, *_, last = (cut.apply(document) for cut in list_cuts(document))
     assert [len(section.charts) for section in first.sections] == [7, 0]
     assert not any(section.charts for section in last.sections)
     assert not any(section.charts for section in document.shorten().sections)
@@ -351,7 +351,7 @@ def test_a_brief_table_keeps_twelve_rows_as_long_as_short_answers_fit() -> None:
     (table,) = build_strong_scaling().tables[:1]
     long = replace(table, rows=table.rows[:1] * 12)
     document = make_answers(Section(heading="R1 · One", paragraphs=("Yes.",), num_answers=1, tables=(long,)))
-    counts = [len(brief.tables[0].rows) for brief in list_briefs(document)]
+    counts = [len(cut.apply(document).tables[0].rows) for cut in list_cuts(document)]
     assert counts == [12] * (len(counts) - 1) + [8]
 
 

@@ -143,10 +143,6 @@ def count_more(document: Document) -> int:
     return answered * (max((len(section.tables) for section in document.sections), default=1) - 1)
 
 
-def list_briefs(document: Document) -> Iterator[Document]:
-    return (cut.apply(document) for cut in list_cuts(document))
-
-
 def trim_tables(document: Document) -> Document:
     """Tables without details, and what ± means once below the title instead of below every table."""
     tables = {id(table): replace_details(table) for table in document.tables}
