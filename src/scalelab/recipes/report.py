@@ -25,7 +25,7 @@ from scalelab.report.document import Chart, Column, Section, Table, make_cell
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
-from scalelab.studies.shared.cautions import DISTURBED, FAILED, NOT_RUN, UNSTEADY, name_failure
+from scalelab.studies.shared.cautions import DISTURBED, FAILED, NOT_RUN, is_unsteady, name_failure
 from scalelab.units import format_count, format_quantity, format_share, is_known
 
 ROWS = FindingKind(
@@ -319,7 +319,7 @@ def list_cautions(rows: Iterable[Concluded]) -> tuple[Caution, ...]:
         for key, outcome in one.shown.items():
             published = list_published(one.row, outcome.results)
             for caution in (*find_unnamed(outcome), *(outcome.document.cautions if outcome.document else ())):
-                is_timeless = caution.kind in UNSTEADY and any(result.quantized for result in outcome.results)
+                is_timeless = is_unsteady(caution) and any(result.quantized for result in outcome.results)
                 if is_timeless or (caution.kind == FAILED.name and caution.values.get("status") in published):
                     continue
                 step = point_to_logs(caution, outcome.results, f"{one.row.prefix}.{key}")
@@ -382,7 +382,7 @@ def _merge_alike(group: Sequence[Found]) -> Caution:
     commands = list(dict.fromkeys(one.command for one in group if one.command))
     way = commands[0] if len(commands) == 1 else "scalelab run and the study of each row" if commands else ""
     step = f"{first.caution.next_step}, with {way}" if way else first.caution.next_step
-    message, timed = f"{rows}: {first.caution.message}{also}", which if first.caution.kind in UNSTEADY else ()
+    message, timed = f"{rows}: {first.caution.message}{also}", which if is_unsteady(first.caution) else ()
     return replace(first.caution, subject=rows, rows=timed, message=message, next_step=step)
 
 

@@ -59,19 +59,9 @@ DRIFT = CautionKind("drift", "Step times drift within a launch or from round to 
 OUTLIERS = CautionKind("outliers", "Over 2 % of steps took over 1.5 times the median", "noise", ("outliers", "steps"))
 HEAVY_TAILS = CautionKind("heavy-tail", "The mean step is far above the median", "noise", ("mean_over_median",))
 NOT_SETTLED = CautionKind("not-settled", "Step times never settled in a launch", "noise", ("step", "steps"))
-UNSTEADY = frozenset(
-    kind.name
-    for kind in (
-        NOISY_LAUNCHES,
-        DISTURBED,
-        NOISY_STEPS,
-        LOADED_HOST,
-        STOLEN_TIME,
-        DRIFT,
-        OUTLIERS,
-        HEAVY_TAILS,
-        NOT_SETTLED,
-    )
+UNSTEADY = (
+    *(NOISY_LAUNCHES, DISTURBED, NOISY_STEPS, LOADED_HOST, STOLEN_TIME, DRIFT, OUTLIERS, HEAVY_TAILS),
+    NOT_SETTLED,
 )
 """That step times vary more than they should: one thing to say of a report, for all of its rows."""
 EXTRAPOLATED = CautionKind("extrapolated", "A number lies beyond what was measured", "note", ("ranks", "largest_ranks"))
@@ -86,6 +76,11 @@ VERBS = {
     Status.NOT_RUN: "was not run",
 }
 """How a trial ended, as the verb of a sentence."""
+
+
+def is_unsteady(caution: Caution) -> bool:
+    """Whether it says that step times vary more than they should."""
+    return any(caution.kind == kind.name for kind in UNSTEADY)
 
 
 def find_cautions(arms: Iterable[Arm]) -> tuple[Caution, ...]:
