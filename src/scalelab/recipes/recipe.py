@@ -144,6 +144,8 @@ class Row:
     """What the overview says of a row with nothing to run; empty: what became of its parts."""
     expects: Callable[[TrialResult], bool] = lambda _: False
     """Whether a failure is the published one, and so no failure of the run; the trial is as its study names it."""
+    most_lines: int | None = None
+    """Of its answers in a brief report, where the assignment limits an explanation."""
     is_extra: bool = False
     """Whether the assignment does not ask for it: a brief report leaves it out."""
     accounts_memory: bool = False

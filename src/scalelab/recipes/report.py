@@ -221,6 +221,7 @@ def make_section(one: Concluded) -> Section:
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
         paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[len(main) :])),
+        most_lines=one.row.most_lines,
         num_answers=None if one.row.is_extra or (one.row.state and not answers) else len(lead),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),

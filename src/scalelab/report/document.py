@@ -26,8 +26,8 @@ SCHEMA_VERSION = 2
 """Raised by one whenever a document of an older version would be misread. 2: findings and cautions have kinds."""
 BRIEF_CHARACTERS, BRIEF_ROWS = 420, 12
 """Of a paragraph and of a table in a brief report."""
-BRIEF_LINES, LINE_CHARACTERS = 15, 140
-"""Of all answers of a section in a brief report, as assignments limit an explanation; and of such a line."""
+LINE_CHARACTERS = 140
+"""Of a line of a brief report."""
 BRIEF_WARNINGS = 5
 
 
@@ -122,6 +122,8 @@ class Section:
     """How many of its first paragraphs a brief report keeps; None: a brief report leaves it out."""
     questions: tuple[str, ...] = ()
     """What paragraphs begin with that answer a question: set in bold."""
+    most_lines: int | None = None
+    """Of all its answers in a brief report, where an assignment limits an explanation."""
     is_plot_asked: bool = False
     """Whether its charts answer what was asked, so that a brief report keeps them."""
 
@@ -136,7 +138,7 @@ class Section:
         return asked + cut_text(rest, most - len(asked))
 
     def cut_paragraphs(self, most: int, longer: Mapping[int, int]) -> tuple[str, ...]:
-        """The paragraphs of a brief report, the longest cut again until all of them are within its lines."""
+        """The paragraphs of a brief report, the longest cut again until all of them are within the limit of lines."""
         lengths = {
             number: min(len(words), longer.get(number, most))
             for number, words in enumerate(self.paragraphs)
@@ -146,7 +148,7 @@ class Section:
             found = tuple(self.cut_answer(self.paragraphs[number], length) for number, length in lengths.items())
             longest = max(lengths, key=lambda number: lengths[number], default=0)
             num_lines = sum(math.ceil(len(words) / LINE_CHARACTERS) for words in found)
-            if num_lines <= BRIEF_LINES or lengths[longest] <= BRIEF_CHARACTERS:
+            if self.most_lines is None or num_lines <= self.most_lines or lengths[longest] <= BRIEF_CHARACTERS:
                 return found
             lengths[longest] -= 20
 

@@ -80,6 +80,8 @@ DELAY = f"{1e3 * PRINTED['S5A']['delay_seconds'].number:g}ms"
 """S5A: before backward, on every rank."""
 MORE_DELAYS = ("20ms", "40ms")
 """S5A: ours, as one delay cannot show whether speedup falls linearly."""
+MOST_LINES = 15
+"""Of the explanations of task 5."""
 BATCHES = tuple(read("S5B", f"batch_{number}") for number in (1, 2, 3, 4))
 """S5B."""
 MORE_BATCHES = (1024,)
@@ -117,7 +119,8 @@ def with_questions(row: Row) -> Row:
         found = ANSWERS[row.id](*(outcomes.get(key) for key in (part, *row.cites)))
         return replace(row.conclude(outcomes), questions=pair_questions("scaling", row.id, found))
 
-    return replace(row, conclude=conclude)
+    most_lines = MOST_LINES if row.id.startswith("S5") else None
+    return replace(row, conclude=conclude, most_lines=most_lines)
 
 
 def quote_row(
