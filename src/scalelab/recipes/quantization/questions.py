@@ -143,7 +143,7 @@ def judge_apart(apart: Estimate | None, networks: Sequence[Quantized]) -> str:
         return "which this run does not compare"
     worse = "so 3σ costs accuracy" if apart.high < 0 else "so 3σ gains accuracy" if apart.low > 0 else ""
     paired = ", paired by seed" if len(networks) > 1 else ""
-    return f"{worse or 'and the two do not differ'}: {say_pooled(apart, networks)} apart{paired}"
+    return f"{worse or 'and no difference between the two is shown'}: {say_pooled(apart, networks)} apart{paired}"
 
 
 def compare_ranges(networks: Sequence[Quantized]) -> str:
@@ -341,7 +341,7 @@ def judge_bias(networks: Sequence[Quantized]) -> str:
     elif change.high is not None and change.high < 0:
         verdict = "No, the unscaled bias does better"
     elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
-        verdict = "No"
+        verdict = f"No, it changes by less than {100 * SMALL_DROP:g} point"
     return f"{verdict}. {describe_bias(networks)} The bias decides {decided:,} of {num:,} images."
 
 
