@@ -6,7 +6,9 @@ import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import divide_trainings
-from scalelab.recipes.polaris.device import (
+from scalelab.recipes.polaris.dtypes import answer_memory, list_saved, say_judged
+from scalelab.recipes.polaris.jobs import list_durations, say_verdict
+from scalelab.recipes.polaris.rows import (
     compare_recorded,
     describe_recorded,
     judge_profiler,
@@ -15,8 +17,6 @@ from scalelab.recipes.polaris.device import (
     make_p5,
     make_p10,
 )
-from scalelab.recipes.polaris.dtypes import answer_memory, list_saved, say_judged
-from scalelab.recipes.polaris.jobs import list_durations, say_verdict
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.setting import describe_trials
 from scalelab.records.trial import StepKind, StepSample, TrialResult

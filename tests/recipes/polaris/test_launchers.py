@@ -10,8 +10,7 @@ from scalelab.cli.reproduce import main
 from scalelab.launch.launcher import MixedLauncher, choose_launcher
 from scalelab.launch.local import LocalLauncher
 from scalelab.recipes.feasibility import find_launcher_obstacle
-from scalelab.recipes.polaris.discovery import LAUNCHERS
-from scalelab.recipes.polaris.ranks import make_p2
+from scalelab.recipes.polaris.ranks import LAUNCHERS, make_p2
 from scalelab.records.trial import Status, Trial
 from scalelab.studies.shared.job import Job
 

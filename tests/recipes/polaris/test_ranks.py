@@ -10,9 +10,9 @@ import pytest
 
 from scalelab.launch.ranks.mpi import BY_MPI
 from scalelab.launch.stepped import StepLauncher
-from scalelab.recipes.polaris.device import make_p1
-from scalelab.recipes.polaris.discovery import LAUNCHERS
-from scalelab.recipes.polaris.ranks import compare_methods, compare_runs, describe_ranks, make_p2
+from scalelab.recipes.polaris.links import compare_runs
+from scalelab.recipes.polaris.ranks import LAUNCHERS, compare_methods, describe_ranks, make_p2
+from scalelab.recipes.polaris.rows import make_p1
 from scalelab.recipes.recipe import Answer, Outcome
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.files import write_trial

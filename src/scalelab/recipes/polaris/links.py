@@ -1,4 +1,6 @@
-"""P4: what the link between two ranks costs, inside a node and between two emulated ones."""
+"""What ranks cost each other. P4: the link between two, inside a node and between two emulated ones. P2's efficiency:
+the training run on more ranks over that on one.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,23 @@ from collections.abc import Iterator
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_location
+from scalelab.analysis.stats import estimate_location, estimate_unpaired_ratio
 from scalelab.launch.ranks.namespaces import Link, parse_link
-from scalelab.recipes.evidence import UNTOLD, Compared, keep_tables, make_beside_table, say_wide, scale
+from scalelab.recipes.evidence import (
+    UNTOLD,
+    Compared,
+    compare_estimates,
+    divide_steps,
+    find_arm,
+    keep_tables,
+    list_spread,
+    make_beside_table,
+    say_wide,
+    scale,
+)
 from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.jobs import make_training_job, print_share
+from scalelab.recipes.polaris.jobs import list_durations, make_training_job, print_seconds, print_share
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.report.document import Table
 from scalelab.studies.network.answer import (
@@ -26,7 +39,8 @@ from scalelab.studies.network.answer import (
     read_waiting,
 )
 from scalelab.studies.network.study import Network
-from scalelab.units import format_quantity, format_share, is_known
+from scalelab.studies.shared.arms import Arm
+from scalelab.units import format_count, format_quantity, format_share, is_known
 
 SMALL_LINK, FULL_LINK = "100mbit", "unshaped"
 """Between emulated nodes: as slow for the narrow model as the network was for the published one; and unlimited."""
@@ -250,3 +264,67 @@ def _explain_absence(outcome: Outcome, between: LinkRow) -> Iterator[str]:
     reason = next((result.reason for result in own if result.reason), "")
     if reason and not between.is_measured:
         yield f"Two nodes did not run: {reason}."
+
+
+def compare_runs(one: Outcome | None, train: Outcome | None) -> Estimate | None:
+    """Efficiency as published: the whole run on one device over that on more ranks, which both train every epoch."""
+    arm, totals = find_arm(train), [list(list_durations(outcome).values()) for outcome in (one, train)]
+    if arm is None or not all(totals):
+        return None
+    return scale(estimate_unpaired_ratio(*([[total] for total in found] for found in totals)), 1 / arm.trial.num_ranks)
+
+
+def compare_steps(scaling: Outcome | None) -> Estimate | None:
+    """The same from steps that took turns: each rank has as many samples in a step as the one device."""
+    plain, spread = find_arm(scaling, strategy="single"), list_spread(scaling)
+    return divide_steps(plain, spread[-1]) if plain is not None and spread else None
+
+
+def compare_ways(whole: Estimate | None, steps: Estimate | None) -> str:
+    """Both efficiencies, where there are two."""
+    if whole is None or steps is None:
+        return ""
+    apart = ": the load changed in between" if compare_estimates(whole, steps) else ""
+    return f" From steps that took turns it is {say_wide('share', steps)}{apart}."
+
+
+def make_seconds_table(size: Size, one: Estimate | None, total: Estimate | None) -> Table | None:
+    single = published.SINGLE_SECONDS
+    lines = [
+        Compared("1 rank (P1)", one, single, print_seconds(single)),
+        Compared("more ranks, started by scalelab", total, None),
+        *(
+            Compared(
+                f"published: {published.REPORTS[name]}, {published.NUM_RANKS} ranks", None, there, print_seconds(there)
+            )
+            for name, there in published.RANKS_SECONDS.items()
+        ),
+    ]
+    title = "The training run on more ranks"
+    return make_beside_table("seconds", lines if one else lines[1:], title=title, size=size) if total else None
+
+
+def find_efficiency(seconds: float) -> float:
+    return published.SINGLE_SECONDS / seconds / published.NUM_RANKS
+
+
+def bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
+    """What fewer cores than ranks allow at most, on CPUs."""
+    reports = arm.completed[0].ranks
+    cores = {(report.host, core) for report in reports for core in report.cores}
+    if arm.trial.device != "cpu" or not cores or len(cores) >= len(reports):
+        return ""
+    most = len(cores) / len(reports)
+    reached = f"; {len(reports)} ranks on {format_count(len(cores), 'core')} can reach {format_share(most)} at most"
+    if efficiency is not None and efficiency.value > most:
+        return f"{reached}, so other programs slowed the one device down"
+    if efficiency is None or efficiency.high is None or efficiency.high >= most:
+        return reached
+    return f"{reached}, less the all-reduce and waiting for a core"
+
+
+def list_speedups() -> str:
+    """`16.38 s over 4.50 s: 3.64, over 4.61 s: 3.55`."""
+    single, there = published.SINGLE_SECONDS, published.RANKS_SECONDS.values()
+    found = [f"{print_seconds(seconds)}: {format_quantity('ratio', single / seconds)}" for seconds in there]
+    return f"{print_seconds(single)} over {', over '.join(found)}"

@@ -39,6 +39,8 @@ SINGLE_SECONDS = read("P1", "seconds")
 
 RANKS_SECONDS = {"A": read("P2", "seconds_a"), "B": read("P2", "seconds_b")}
 """P2: the same on four ranks, by report."""
+REPORTS = {"A": "rank % devices", "B": "Split_type"}
+"""P2: how each finds local ranks."""
 MASKS = tuple(int(PRINTED["P2"][f"mask_{rank}"].text, 16) for rank in range(NUM_RANKS))
 """P2: the cores of each rank, one bit per core."""
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
-from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_unpaired_ratio
 from scalelab.answers.train import TrainStudy
-from scalelab.launch.ranks.mpi import BY_MPI
+from scalelab.launch.ranks.mpi import BY_MPI, guess_local_rank
 from scalelab.launch.ranks.placement import format_mask
 from scalelab.recipes.evidence import (
     Compared,
-    compare_estimates,
-    divide_steps,
     find_arm,
     find_completed,
     keep_tables,
@@ -31,22 +28,30 @@ from scalelab.recipes.evidence import (
 )
 from scalelab.recipes.feasibility import make_sampling
 from scalelab.recipes.polaris import published
-from scalelab.recipes.polaris.discovery import LAUNCHERS, find_difference, list_said, make_rank_table
-from scalelab.recipes.polaris.jobs import list_durations, make_training, make_training_job, print_seconds
+from scalelab.recipes.polaris.jobs import list_durations, make_training, make_training_job
+from scalelab.recipes.polaris.links import (
+    bound_efficiency,
+    compare_runs,
+    compare_steps,
+    compare_ways,
+    find_efficiency,
+    list_speedups,
+    make_seconds_table,
+)
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.launchers import LAUNCHERS as RECORDS
 from scalelab.records.launchers import MPI, LauncherName
-from scalelab.records.observations import Instrument
+from scalelab.records.observations import Instrument, RankReport, RankSource
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Table
+from scalelab.report.tables import count_column, make_table, text_column
 from scalelab.studies.scaling.study import WeakScaling
-from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_count, format_quantity, format_share
+from scalelab.units import format_count, format_share
 
 DISCOVERY_STEPS = 2
-REPORTS = {"A": "rank % devices", "B": "Split_type"}
-"""By how the two reports of the homework find local ranks."""
 ONE_RUN = "neither method of the reports was run: scalelab started these ranks"
+LAUNCHERS: tuple[LauncherName, ...] = ("torchrun", "mpi", "slurm", "pbs")
+BY_REMAINDER = f"MPI rank % {published.NUM_DEVICES}"
 
 
 def make_p2(size: Size) -> Row:
@@ -101,11 +106,11 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
     whole = compare_runs(one, outcomes.get("train"))
     steps = compare_steps(outcomes.get("scaling"))
     efficiency = whole or steps
-    published_shares = {name: _find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
+    published_shares = {name: find_efficiency(seconds) for name, seconds in published.RANKS_SECONDS.items()}
     arm = train if whole else next(iter(list_spread(outcomes.get("scaling"))[-1:]), None)
     main, sentences, detail = None, [], ""
     if efficiency is not None and arm is not None:
-        ranks, bound = arm.trial.num_ranks, _bound_efficiency(arm, efficiency)
+        ranks, bound = arm.trial.num_ranks, bound_efficiency(arm, efficiency)
         fewer = "" if ranks == published.NUM_RANKS else f"; published on {published.NUM_RANKS}"
         main = Main(
             "share",
@@ -121,12 +126,12 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
         )
         ran = "The same epochs took" if whole else "A step of as many samples per rank is compared"
         took = f" {say_wide('seconds', totals[1])} against {say_wide('seconds', totals[0])}" if whole else ""
-        detail = f" {ran}{took} (published: {_list_speedups()}).{_compare_ways(whole, steps)}"
+        detail = f" {ran}{took} (published: {list_speedups()}).{compare_ways(whole, steps)}"
     lines = [
         Compared("whole runs, one after the other", whole, None),
         Compared("steps, in turns", steps, None),
         *(
-            Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, share)
+            Compared(f"published: {published.REPORTS[name]}, {published.NUM_RANKS} ranks", None, share)
             for name, share in published_shares.items()
         ),
     ]
@@ -142,40 +147,105 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-def compare_runs(one: Outcome | None, train: Outcome | None) -> Estimate | None:
-    """Efficiency as published: the whole run on one device over that on more ranks, which both train every epoch."""
-    arm, totals = find_arm(train), [list(list_durations(outcome).values()) for outcome in (one, train)]
-    if arm is None or not all(totals):
-        return None
-    return scale(estimate_unpaired_ratio(*([[total] for total in found] for found in totals)), 1 / arm.trial.num_ranks)
+class Said(NamedTuple):
+    """What one source said of one rank; without a result, its launcher did not run."""
+
+    launcher: str
+    status: Status
+    result: TrialResult | None = None
+    report: RankReport = RankReport(rank=0)
+    said: RankSource = RankSource(source="")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether scalelab itself set the rank: no source was asked."""
+        return self.result is not None and not self.report.sources
+
+    @property
+    def verdict(self) -> str | None:
+        if self.result is None or self.said.reason:
+            return Status.NOT_RUN.words
+        difference = find_difference(self.result, self.report, self.said)
+        return None if self.is_own else f"differs: {difference}" if difference else "ranks agree"
 
 
-def compare_steps(scaling: Outcome | None) -> Estimate | None:
-    """The same from steps that took turns: each rank has as many samples in a step as the one device."""
-    plain, spread = find_arm(scaling, strategy="single"), list_spread(scaling)
-    return divide_steps(plain, spread[-1]) if plain is not None and spread else None
+def list_lines(outcomes: Outcomes) -> Iterator[Said]:
+    """Every rank by every source, and launchers that did not run."""
+    for name in ("train", *LAUNCHERS):
+        outcome = outcomes.get(name)
+        result = find_completed(outcome)
+        if result is not None:
+            for report in sorted(result.ranks, key=lambda report: report.rank):
+                launcher = "scalelab" if name == "train" and not report.sources else name
+                yield from (Said(launcher, result.status, result, report, said) for said in list_said(report))
+        elif name != "train" and outcome is not None and outcome.results:
+            yield Said(name, outcome.results[-1].status)
 
 
-def _compare_ways(whole: Estimate | None, steps: Estimate | None) -> str:
-    """Both efficiencies, where there are two."""
-    if whole is None or steps is None:
-        return ""
-    apart = ": the load changed in between" if compare_estimates(whole, steps) else ""
-    return f" From steps that took turns it is {say_wide('share', steps)}{apart}."
+def make_rank_table(outcomes: Outcomes) -> Table | None:
+    """Who every rank is by every source, and which launchers are not available."""
+    lines = list(list_lines(outcomes))
 
+    def read_rank(one: Said) -> int | None:
+        return one.report.rank if one.is_own else one.said.rank
 
-def make_seconds_table(size: Size, one: Estimate | None, total: Estimate | None) -> Table | None:
-    single = published.SINGLE_SECONDS
-    lines = [
-        Compared("1 rank (P1)", one, single, print_seconds(single)),
-        Compared("more ranks, started by scalelab", total, None),
-        *(
-            Compared(f"published: {REPORTS[name]}, {published.NUM_RANKS} ranks", None, there, print_seconds(there))
-            for name, there in published.RANKS_SECONDS.items()
+    def read_num_ranks(one: Said) -> int | None:
+        return one.result.trial.num_processes if one.result and one.is_own else one.said.num_ranks
+
+    def read_local_rank(one: Said) -> int | None:
+        return count_before(one.result, one.report) if one.result and one.is_own else one.said.local_rank
+
+    def read_published(one: Said) -> str | None:
+        is_known = one.result is not None and one.report.rank < len(published.MASKS)
+        return hex(published.MASKS[one.report.rank]) if is_known else None
+
+    table = make_table(
+        lines,
+        text_column("launcher", "started by", lambda one: one.launcher),
+        text_column("source", "source", lambda one: one.said.source or None),
+        count_column("rank", "rank", read_rank),
+        count_column("num_ranks", "of", read_num_ranks),
+        count_column("local_rank", "local rank", read_local_rank),
+        text_column("host", "host", lambda one: one.report.host or None),
+        text_column(
+            "mask", "CPU mask", lambda one: format_mask(one.report.cores) if one.report.cores else None, align="right"
         ),
+        text_column("published_mask", "published", read_published, align="right"),
+        text_column("verdict", "verdict", lambda one: one.verdict if one.result else one.status.words),
+        title="Who the ranks are",
+        notes=(
+            "ranks agree: rank, number of ranks and local rank are those that follow from the hosts",
+            "CPU mask: the cores that a rank may use here; published: those on another machine, not compared",
+        ),
+    )
+    return table if lines else None
+
+
+def list_said(report: RankReport) -> tuple[RankSource, ...]:
+    """What every source said of a rank, and MPI's rank modulo the devices: what many programs use as local rank."""
+    if not report.sources:
+        return (RankSource(source="scalelab"),)
+    by_mpi = [said for said in report.sources if said.source == BY_MPI and said.rank is not None]
+    guessed = [
+        replace(said, source=BY_REMAINDER, local_rank=guess_local_rank(said.rank, published.NUM_DEVICES))
+        for said in by_mpi
+        if said.rank is not None
     ]
-    title = "The training run on more ranks"
-    return make_beside_table("seconds", lines if one else lines[1:], title=title, size=size) if total else None
+    return (*report.sources, *guessed)
+
+
+def find_difference(result: TrialResult, report: RankReport, said: RankSource) -> str | None:
+    """Where a source contradicts the actual ranks and hosts; None: nowhere."""
+    local_rank = count_before(result, report)
+    there = (("rank", report.rank, said.rank), ("of", result.trial.num_processes, said.num_ranks))
+    compared = (*there, ("local rank", local_rank, said.local_rank))
+    wrong = [(name, said_so, truth) for name, truth, said_so in compared if said_so not in (None, truth)]
+    return ", ".join(f"{name} {said_so}, actually {truth}" for name, said_so, truth in wrong) or None
+
+
+def count_before(result: TrialResult, report: RankReport) -> int:
+    """The true local rank, from the hosts of all ranks."""
+    return sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
 
 
 def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
@@ -236,32 +306,6 @@ def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
             difference = None if said.source != source or said.reason else find_difference(result, report, said)
             if difference:
                 yield difference
-
-
-def _find_efficiency(seconds: float) -> float:
-    return published.SINGLE_SECONDS / seconds / published.NUM_RANKS
-
-
-def _bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
-    """What fewer cores than ranks allow at most, on CPUs."""
-    reports = arm.completed[0].ranks
-    cores = {(report.host, core) for report in reports for core in report.cores}
-    if arm.trial.device != "cpu" or not cores or len(cores) >= len(reports):
-        return ""
-    most = len(cores) / len(reports)
-    reached = f"; {len(reports)} ranks on {format_count(len(cores), 'core')} can reach {format_share(most)} at most"
-    if efficiency is not None and efficiency.value > most:
-        return f"{reached}, so other programs slowed the one device down"
-    if efficiency is None or efficiency.high is None or efficiency.high >= most:
-        return reached
-    return f"{reached}, less the all-reduce and waiting for a core"
-
-
-def _list_speedups() -> str:
-    """`16.38 s over 4.50 s: 3.64, over 4.61 s: 3.55`."""
-    single, there = published.SINGLE_SECONDS, published.RANKS_SECONDS.values()
-    found = [f"{print_seconds(seconds)}: {format_quantity('ratio', single / seconds)}" for seconds in there]
-    return f"{print_seconds(single)} over {', over '.join(found)}"
 
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
