@@ -18,7 +18,6 @@ from scalelab.recipes.evidence import (
     compare_independent,
     make_beside_table,
 )
-from scalelab.recipes.resnet.bandwidth import explain_floor, print_megabytes, say_seconds
 from scalelab.recipes.resnet.epochs import explain_crowd, judge_more_devices, list_shared
 from scalelab.recipes.resnet.learning import (
     BESIDE,
@@ -30,8 +29,16 @@ from scalelab.recipes.resnet.learning import (
     explain_test,
     name_chance,
 )
-from scalelab.recipes.resnet.messages import judge_accuracy, judge_statistics
-from scalelab.recipes.resnet.rows import FLAT, GROWS, explain_end, judge_flat, judge_growth
+from scalelab.recipes.resnet.messages import judge_accuracy, judge_statistics, print_megabytes
+from scalelab.recipes.resnet.rows import (
+    FLAT,
+    GROWS,
+    explain_end,
+    explain_floor,
+    judge_flat,
+    judge_growth,
+    say_seconds,
+)
 from scalelab.recipes.resnet.training import TimedEpoch, make_timed_table
 from scalelab.studies.large_batch.answer import SCALED, WARMED
 from scalelab.studies.shared.arms import Arm

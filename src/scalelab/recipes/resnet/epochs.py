@@ -1,7 +1,7 @@
 """R2: epochs on more devices.
 
-One measurement serves R3 and R4 too, which are in `bandwidth`. A CIFAR-10 epoch is as many steps as it has whole
-batches, so epoch times follow from step times; between devices the batch per device is fixed, so steps scale weakly.
+One measurement serves R3 and R4 too. A CIFAR-10 epoch is as many steps as it has whole batches, so epoch times follow
+from step times; between devices the batch per device is fixed, so steps scale weakly.
 """
 
 from __future__ import annotations

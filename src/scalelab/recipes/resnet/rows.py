@@ -1,21 +1,24 @@
 """The resnet recipe: DDP on CIFAR-10.
 
-R1 and R7: batch size, loader and optimizers. R2 and R3 are in `epochs`, R4 in `bandwidth`, R5 and R6 in `learning`.
+R1: the batch size. R3: how much of an epoch is communication. R2 is in `epochs`, R4 and R6 in `messages`, R5 in
+`learning`, R7 in `training`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import Verdict, estimate_median, judge
+from scalelab.analysis.speedup import communication_by_subtraction
+from scalelab.analysis.stats import Verdict, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
+    compare_estimates,
     describe_limit,
     divide_steps,
     explain_limit,
@@ -24,38 +27,44 @@ from scalelab.recipes.evidence import (
     keep_tables,
     list_arms,
     make_beside_table,
-    quote,
     say,
     say_wide,
     scale,
 )
 from scalelab.recipes.feasibility import choose, make_sampling
-from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
+from scalelab.recipes.recipe import Answer, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.bandwidth import answer_r3, answer_r4
-from scalelab.recipes.resnet.epochs import QUARTER, answer_r2, count_steps, make_main
+from scalelab.recipes.resnet.epochs import (
+    QUARTER,
+    Pair,
+    answer_r2,
+    count_cores,
+    count_steps,
+    list_pairs,
+    list_shared,
+    make_main,
+    name_beside,
+    name_pair,
+)
 from scalelab.recipes.resnet.learning import make_r5
-from scalelab.recipes.resnet.messages import make_r6
+from scalelab.recipes.resnet.messages import answer_r4, make_r6
 from scalelab.recipes.resnet.published import DEVICES, make_checks
 from scalelab.recipes.resnet.training import (
     choose_batch,
     make_job,
+    make_r7,
     make_timed,
     make_timed_table,
+    measure_computing,
     name_batch,
     read_epoch,
 )
-from scalelab.records.settings import Optimization
-from scalelab.records.trial import StepKind
 from scalelab.report.document import Table
 from scalelab.studies.batch_size import BatchSize
-from scalelab.studies.loader_workers import LoaderWorkers
-from scalelab.studies.optimizers import OptimizerName, Optimizers
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
-from scalelab.units import format_quantity
+from scalelab.units import choose_unit, format_count, format_estimate, format_quantity, format_share
 
 CLEARLY_LESS = 0.95
 """Throughput below this share of that of a smaller batch has fallen."""
@@ -93,6 +102,121 @@ def make_epoch_rows(size: Size) -> tuple[Row, Row, Row]:
         Row(id="R3", title="Computation and communication", parts=parts, conclude=r3, reads="R2", **shown),
         Row(id="R4", title="All-reduce bandwidth", parts=parts, conclude=r4, reads="R2", **shown),
     )
+
+
+def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
+    pairs = list_pairs(outcomes)
+    lines = []
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        ratio = divide_steps(plain, arm)
+        ours = None if ratio is None else ratio.map(lambda share: 1 - share)
+        there = float(published.COMMUNICATION_SECONDS[ranks][batch]) / published.EPOCH_SECONDS[ranks][batch]
+        lines.append(Compared(name_beside(arm, batch), ours, there))
+    if all(line.ours is None for line in lines):
+        return Answer()
+    is_fair = any(not arm.trial.is_oversubscribed for _, _, arm in pairs)
+    shares: list[str] = []
+    parts: list[str] = []
+    for line, (_, plain, arm) in zip(lines, pairs, strict=True):
+        is_none = isinstance(line.ours, Estimate) and line.ours.high is not None and line.ours.high <= 0
+        if not arm.trial.is_oversubscribed:
+            shares.append(f"{'none' if is_none else say_share(line.ours)} ({name_pair(arm)})")
+        computing, rest = scale(plain.step, count_steps(arm)), subtract_epoch(plain, arm)
+        if not (is_fair and arm.trial.is_oversubscribed):
+            parts.append(f"{say_seconds(computing)} and {say_seconds(rest)} ({name_pair(arm)})")
+    table = make_beside_table(
+        "share",
+        lines,
+        title="Communication by subtraction, share of the epoch",
+        size=size,
+        notes=("(T_N − T_1/N) / T_N, T_N: an epoch on N devices; published: from its printed seconds",),
+        unlike=list_shared(pairs),
+    )
+    seconds = make_beside_table(
+        "number",
+        list_shares_of_epoch(pairs),
+        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
+        size=size,
+        header="ours [s]",  # as the published ones, although many are below a second
+        notes=(
+            "communication: launch by launch, not the difference of two medians",
+            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
+        ),
+    )
+    listed = ", ".join(shares) or "not told here, as ranks share cores"
+    times = f"Computation T_1/N and communication T_N − T_1/N of an epoch on N devices, in s: {'; '.join(parts)}."
+    sentences = (
+        f"Communication by subtraction, as a share of the epoch: {listed}.",
+        explain_shares(lines, pairs),
+        "It includes everything that does not shrink, such as computation that other ranks slow down.",
+        *explain_floor([arm for _, _, arm in pairs]),
+    )
+    fair = [line for line, (_, _, arm) in zip(lines, pairs, strict=True) if not arm.trial.is_oversubscribed]
+    main = make_main("share", "communication", fair or lines)
+    questions = pair_questions("resnet", "R3", {"parts": " ".join((times, *sentences))})
+    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
+
+
+def say_share(share: Estimate | float | None) -> str:
+    """With its estimate where it is above 0; else its upper end."""
+    is_positive = isinstance(share, Estimate) and (share.low is None or share.low > 0)
+    return say_wide("share", share) if is_positive else say("share", share)
+
+
+def explain_shares(lines: Sequence[Compared], pairs: Sequence[Pair]) -> str:
+    """How the share depends on the batch: by the ends of the batches of the fewest devices."""
+    fewest = min(arm.trial.num_ranks for _, _, arm in pairs)
+    found = [line.ours for line, (_, _, arm) in zip(lines, pairs, strict=True) if arm.trial.num_ranks == fewest]
+    known = [share for share in found if isinstance(share, Estimate)]
+    if len(known) < 2:
+        return "Every batch sends the same bytes."
+    verdict = {1: ", as it does here", 0: "; here the intervals overlap", -1: "; here it grows"}
+    came = verdict[compare_estimates(known[0], known[-1])]
+    return f"Every batch sends the same bytes, so the share should fall as a step computes more{came}."
+
+
+def explain_floor(arms: Sequence[Arm]) -> Iterator[str]:
+    """What the formula gives without any communication where ranks share cores: T_N cannot be below T_1 over cores."""
+    crowded = [arm for arm in arms if arm.trial.is_oversubscribed]
+    if not crowded:
+        return
+    floors = [
+        f"{ranks} ranks on {format_count(cores, 'core')} give at least {format_share(1 - cores / ranks)} without any"
+        for ranks, cores in sorted({(arm.trial.num_ranks, count_cores(arm)) for arm in crowded if count_cores(arm)})
+        if cores and cores < ranks
+    ]
+    why = f": {', '.join(floors)}" if floors else ""
+    yield f"Where devices share cores the formula does not give communication{why}."
+
+
+def say_seconds(time: Estimate | None) -> str:
+    """`3.56 ± 1.20`, all in one unit, as the table has it."""
+    if time is None:
+        return "–"
+    if time.low is None or time.high is None or time.half_width is None:
+        return f"{time.value:.2f}"
+    return format_estimate(time, replace(choose_unit("number", [time]), decimals=2)) if time.high > 0 else "none"
+
+
+def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
+    for batch, plain, arm in pairs:
+        ranks = arm.trial.num_ranks
+        what = name_beside(arm, batch)
+        num_steps = count_steps(arm)
+        ideal = published.COMPUTATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
+        printed = published.COMMUNICATION_SECONDS[ranks][batch]
+        yield Compared(f"{what}: communication", subtract_epoch(plain, arm), float(printed), f"{printed} s")
+
+
+def subtract_epoch(plain: Arm, arm: Arm) -> Estimate:
+    """T_N − T_1/N of an epoch: its steps times T_N − T_1 of a step, as the batch per device is fixed."""
+    rest, num_steps = (
+        communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True),
+        count_steps(arm),
+    )
+    return rest.map(lambda seconds: seconds * num_steps)
 
 
 def make_r1(size: Size) -> Row:
@@ -264,74 +388,6 @@ def explain_end(last: Estimate) -> str:
     if last.high is None or last.high >= 1:
         return f"{gains}. Whether that is reached is open here."
     return f"{gains}. Why it loses was not measured; activations that no longer fit the caches are one possible reason."
-
-
-def measure_computing(arm: Arm | None) -> Estimate | None:
-    """A step without loading its batch, from the steps timed phase by phase."""
-    if arm is None:
-        return None
-    rounds = [
-        [
-            sample.step_seconds - sample.input_seconds
-            for sample in result.samples
-            if sample.kind is StepKind.PHASES and sample.input_seconds is not None
-        ]
-        for result in arm.completed
-    ]
-    return estimate_median(rounds) if any(rounds) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedOptimizers(Optimizers):
-    """The study with the published settings for sgd, and for nesterov, which differs in its momentum only."""
-
-    def _choose_optimizer(self, name: OptimizerName) -> Job:
-        if name not in ("sgd", "nesterov"):
-            return super()._choose_optimizer(name)
-        wanted = Optimization(
-            optimizer=name, lr=published.BASE_RATE, momentum=published.MOMENTUM, weight_decay=published.WEIGHT_DECAY
-        )
-        return replace(self.job, optimization=wanted)
-
-
-def make_r7(size: Size) -> Row:
-    batch = choose(size, small=64, full=published.BASE_BATCH)
-    job = make_job(size)
-    unset = {name: value for name, value in job.options.items() if name != "workers"}
-    workers = LoaderWorkers(
-        workers=choose(size, small=(0, 1, 2), full=(0, 1, 2, 4, 8, 16)),
-        batch_per_rank=batch,
-        job=replace(job, options=unset),
-        sampling=make_sampling(size, rounds=3),
-    )
-    optimizers = PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size, rounds=3))
-    parts = {"workers": workers, "optimizers": optimizers}
-    return Row(
-        id="R7",
-        title="Loader workers and optimizers",
-        parts=parts,
-        conclude=answer_r7,
-        num_tables=1,
-        is_extra=True,
-    )
-
-
-def answer_r7(outcomes: Outcomes) -> Answer:
-    loading = [arm for arm in list_arms(outcomes.get("workers")) if arm.phase("input") is not None]
-    split = [
-        f"{arm.label}: {say('seconds', arm.phase('input'))} loading, {say('seconds', measure_computing(arm))} training"
-        for arm in loading
-    ]
-    sentences = [*quote(outcomes.get("workers"))[:2], *quote(outcomes.get("optimizers"))[:1]]
-    if list_arms(outcomes.get("optimizers")):
-        sentences.append(
-            f"sgd and nesterov use the published settings (lr {published.BASE_RATE}, momentum {published.MOMENTUM},"
-            f" weight decay {published.WEIGHT_DECAY}); the others use torch's defaults."
-        )
-    if split:
-        sentences.append(f"A step by number of workers: {'; '.join(split)}.")
-    main = Main("seconds", f"loading a batch, {loading[0].label}", loading[0].phase("input")) if loading else None
-    return Answer(main=main, sentences=tuple(sentences))
 
 
 RESNET = Recipe(

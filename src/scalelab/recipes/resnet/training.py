@@ -1,4 +1,4 @@
-"""The training run in both sizes, and its second epoch timed as a whole, as published.
+"""The training run in both sizes, and its second epoch timed as a whole, as published. R7: its loader and optimizers.
 
 In small, a narrow ResNet-18 trains on real images where times or accuracy matter, with a quarter of the published
 batches: CIFAR-10 where its files are, else digits, whose 1,442 images hold no larger global batch. What DDP sends does
@@ -8,20 +8,32 @@ not depend on speed, and is counted on ResNet-18 itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.stats import estimate_median
 from scalelab.answers.train import TrainStudy
 from scalelab.data.cifar10 import check_cifar10
 from scalelab.errors import UsageError
-from scalelab.recipes.evidence import find_completed
-from scalelab.recipes.feasibility import choose, make_sized_job
-from scalelab.recipes.recipe import Outcome, Size
+from scalelab.recipes.evidence import (
+    find_completed,
+    list_arms,
+    quote,
+    say,
+)
+from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
+from scalelab.recipes.resnet import published
 from scalelab.records.observations import CurvePoint
-from scalelab.records.settings import TrainingRun
-from scalelab.records.trial import Option, Status
+from scalelab.records.settings import Optimization, TrainingRun
+from scalelab.records.trial import Option, Status, StepKind
 from scalelab.report.document import Table
 from scalelab.report.tables import count_column, make_table, seconds_column, text_column
+from scalelab.studies.loader_workers import LoaderWorkers
+from scalelab.studies.optimizers import OptimizerName, Optimizers
+from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import Job
 from scalelab.workloads.image_options import DEFAULT_PATH, NUM_TRAIN_FILES
 
@@ -127,3 +139,71 @@ def count_updates(outcome: Outcome | None) -> dict[str, int]:
 def describe_updates(updates: Mapping[str, int]) -> str:
     """`: 10 instead of 225`; empty where one is unknown."""
     return f": {updates['large']} instead of {updates['small']}" if {"small", "large"} <= set(updates) else ""
+
+
+def measure_computing(arm: Arm | None) -> Estimate | None:
+    """A step without loading its batch, from the steps timed phase by phase."""
+    if arm is None:
+        return None
+    rounds = [
+        [
+            sample.step_seconds - sample.input_seconds
+            for sample in result.samples
+            if sample.kind is StepKind.PHASES and sample.input_seconds is not None
+        ]
+        for result in arm.completed
+    ]
+    return estimate_median(rounds) if any(rounds) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedOptimizers(Optimizers):
+    """The study with the published settings for sgd, and for nesterov, which differs in its momentum only."""
+
+    def _choose_optimizer(self, name: OptimizerName) -> Job:
+        if name not in ("sgd", "nesterov"):
+            return super()._choose_optimizer(name)
+        wanted = Optimization(
+            optimizer=name, lr=published.BASE_RATE, momentum=published.MOMENTUM, weight_decay=published.WEIGHT_DECAY
+        )
+        return replace(self.job, optimization=wanted)
+
+
+def make_r7(size: Size) -> Row:
+    batch = choose(size, small=64, full=published.BASE_BATCH)
+    job = make_job(size)
+    unset = {name: value for name, value in job.options.items() if name != "workers"}
+    workers = LoaderWorkers(
+        workers=choose(size, small=(0, 1, 2), full=(0, 1, 2, 4, 8, 16)),
+        batch_per_rank=batch,
+        job=replace(job, options=unset),
+        sampling=make_sampling(size, rounds=3),
+    )
+    optimizers = PublishedOptimizers(batch_per_rank=batch, job=job, sampling=make_sampling(size, rounds=3))
+    parts = {"workers": workers, "optimizers": optimizers}
+    return Row(
+        id="R7",
+        title="Loader workers and optimizers",
+        parts=parts,
+        conclude=answer_r7,
+        num_tables=1,
+        is_extra=True,
+    )
+
+
+def answer_r7(outcomes: Outcomes) -> Answer:
+    loading = [arm for arm in list_arms(outcomes.get("workers")) if arm.phase("input") is not None]
+    split = [
+        f"{arm.label}: {say('seconds', arm.phase('input'))} loading, {say('seconds', measure_computing(arm))} training"
+        for arm in loading
+    ]
+    sentences = [*quote(outcomes.get("workers"))[:2], *quote(outcomes.get("optimizers"))[:1]]
+    if list_arms(outcomes.get("optimizers")):
+        sentences.append(
+            f"sgd and nesterov use the published settings (lr {published.BASE_RATE}, momentum {published.MOMENTUM},"
+            f" weight decay {published.WEIGHT_DECAY}); the others use torch's defaults."
+        )
+    if split:
+        sentences.append(f"A step by number of workers: {'; '.join(split)}.")
+    main = Main("seconds", f"loading a batch, {loading[0].label}", loading[0].phase("input")) if loading else None
+    return Answer(main=main, sentences=tuple(sentences))
