@@ -1,13 +1,17 @@
-"""Task 3 of the scaling assignment: a small and a large model, and where communication outweighs computing."""
+"""Task 3 of the scaling assignment: a small and a large model, and where communication outweighs computing.
+
+Where it does follows from a model of a step, `BalanceModel`, and two numbers of ranks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import estimate_centre, scale_exposed
-from scalelab.analysis.stats import Verdict, estimate_ratio, find_medians, judge
+from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     compare_estimates,
@@ -18,7 +22,6 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.recipe import Outcome
-from scalelab.recipes.scaling.balance import BalanceModel, make_model
 from scalelab.recipes.scaling.questions import (
     BYTES_PER_PARAMETER,
     Answers,
@@ -28,11 +31,8 @@ from scalelab.recipes.scaling.questions import (
 )
 from scalelab.records.trial import Option
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_bytes, format_interval, format_quantity, format_share
+from scalelab.units import format_bytes, format_interval, format_share
 from scalelab.workloads.catalogue import make_options
-
-WIDELY = 2.0
-"""Medians of launches of one configuration that are so many times apart are named."""
 
 
 def answer_sizes(outcome: Outcome | None) -> Answers:
@@ -55,7 +55,6 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         for ranks, (of_small, of_large) in known.items()
     )
     fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
-    wide = describe_launches([arms[ranks] for arms in (small, large) for ranks in known])
     rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
     return {
         "efficient": join(
@@ -64,7 +63,6 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
             f"Speedup over one rank, {listed}.",
             "In both models more ranks are slower than one." if all(map(is_loss, speedups.values())) else "",
             describe_gains(gains),
-            wide,
         ),
         "differ": join(
             "Because costs that do not grow with the model (kernel launches, Python, the latency of an all-reduce)"
@@ -96,20 +94,6 @@ def name_better(outcome: Outcome | None) -> Iterator[str]:
     }[judge(gain) if gain is not None else Verdict.UNRESOLVED]
     of_small, of_large = (say_wide("ratio", divide_steps(arms[1], arms[ranks])) for arms in (small, large))
     yield f"{words}: on {ranks} ranks its speedup is {of_large} for {name(large[1])}, {of_small} for {name(small[1])}."
-
-
-def describe_launches(arms: Sequence[Arm]) -> str:
-    """The configuration whose launches differ most, where no single number describes them."""
-    spreads = {}
-    for arm in arms:
-        medians = [median for median in find_medians(arm.clean) if math.isfinite(median)]
-        if medians and max(medians) > WIDELY * min(medians):
-            spreads[max(medians) / min(medians)] = (arm, min(medians), max(medians))
-    if not spreads:
-        return ""
-    arm, *ends = spreads[max(spreads)]
-    low, high = (format_quantity("seconds", float(end)) for end in ends)
-    return f"Launches differ widely (median step of {name_case(arm)} from {low} to {high}), so intervals are wide."
 
 
 def is_loss(speedups: Sequence[Estimate | None]) -> bool:
@@ -222,6 +206,52 @@ def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
     return sorted(complete, key=lambda arms: count_parameters(arms[1]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class BalanceModel:
+    """What a step takes, in steps of one rank: F + c·b to compute b samples, a·(N − 1)/N for a ring all-reduce.
+
+    The ring is of Patarasuk and Yuan (2009). F and c follow from one rank with the whole batch B and n ranks with B/n
+    each, without the all-reduce; a from r on these n ranks.
+    """
+
+    batch: int
+    num_ranks: int
+    kept: float
+    """Of one rank's step, what n ranks still compute."""
+    balance: Estimate
+    """r on n ranks."""
+
+    @property
+    def per_batch(self) -> float:
+        """c·B: at most the whole step, as where ranks compute in less than 1/n of it."""
+        return min(1.0, max(0.0, self.num_ranks * (1 - self.kept) / (self.num_ranks - 1)))
+
+    @property
+    def fixed(self) -> float:
+        """F."""
+        return 1 - self.per_batch
+
+    def find_samples(self, balance: float) -> float:
+        """The samples per rank below which the all-reduce among n ranks takes longer; 0: it never does."""
+        spare = max(0.0, balance * self.kept - self.fixed)
+        return 0.0 if not spare else self.batch * spare / self.per_batch if self.per_batch > 0 else math.inf
+
+    def find_sending(self, balance: float) -> float:
+        """a."""
+        return balance * self.kept * self.num_ranks / (self.num_ranks - 1)
+
+    def find_ranks(self, balance: float) -> float:
+        """The ranks that share B at which both take as long; infinite where the all-reduce never does."""
+        sending = self.find_sending(balance)
+        return (self.per_batch + sending) / (sending - self.fixed) if sending > self.fixed else math.inf
+
+
+def make_model(one: Arm, arm: Arm, balance: Estimate) -> BalanceModel:
+    kept = estimate_ratio(arm.comm_free, one.clean).value
+    batch, ranks = arm.trial.batch_per_rank * arm.trial.num_ranks, arm.trial.num_ranks
+    return BalanceModel(batch=batch, num_ranks=ranks, kept=kept, balance=balance)
+
+
 def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     """Where the exposed all-reduce of a step takes as long as its computing, for one rank and several of each model."""
     known = [(one, arm, ratio) for one, arm in pairs if (ratio := measure_balance(arm)) is not None]
@@ -243,7 +273,6 @@ def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
         else "",
         name_crowded(cases),
         derive_limits(fair),
-        check_model({name(arm): model for arm, model in fair}, cases),
     )
 
 
@@ -324,7 +353,7 @@ def derive_limits(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
         f" one on {ranks} without its all-reduce), a ring all-reduce among N ranks a·(N − 1)/N whatever b is."
     )
     shares = ", ".join(f"{format_share(model.fixed)} for {name(arm)}" for arm, model in fair)
-    fixed = f"F is of one rank's step {shares}"
+    fixed = f"F, as a share of one rank's step, is {shares}"
     never = [name(arm) for arm, model in fair if model.find_samples(model.balance.value) <= 0]
     short = f"; the all-reduce of {' and '.join(never)} takes less than F, so no batch is too small" if never else ""
     limits = [
@@ -338,19 +367,6 @@ def derive_limits(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
         f"{samples} {fixed}{short}. With the global batch B fixed, b = B/N: r is 1 at {', '.join(limits)}"
         " (extrapolated, if every rank has cores of its own)."
     )
-
-
-def check_model(models: Mapping[str, BalanceModel], cases: Sequence[tuple[Arm, Estimate]]) -> str:
-    """What the model gives where ranks share cores, beside what was measured there, where the two differ."""
-    said = []
-    for arm, ratio in cases:
-        if not arm.trial.is_oversubscribed or name(arm) not in models:
-            continue
-        predicted = models[name(arm)].predict(arm.trial.num_ranks)
-        if not (ratio.low or 0.0) <= predicted <= (ratio.high or math.inf):
-            case = f"{name(arm)} on {arm.trial.num_ranks} ranks"
-            said.append(f"{predicted:.2g} for {case} ({ratio.value:.2g} measured)")
-    return f"Ranks that share cores do not follow the model, which gives r = {', '.join(said)}." if said else ""
 
 
 def measure_balance(arm: Arm) -> Estimate | None:
