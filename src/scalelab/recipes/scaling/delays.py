@@ -1,8 +1,9 @@
-"""Task 5A of the scaling assignment: a delay in every step, beside the additive model and Amdahl's law."""
+"""A sleep in every step. Task 5A: on all ranks, beside an additive model and Amdahl's law. Task 5C: on rank 0 alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +18,25 @@ from scalelab.analysis.stats import (
     judge,
     pair_medians,
 )
-from scalelab.recipes.evidence import UNTOLD, divide_speedups, divide_steps, list_arms, say_wide
+from scalelab.recipes.evidence import (
+    UNTOLD,
+    compare_estimates,
+    divide_speedups,
+    divide_steps,
+    list_arms,
+    say_wide,
+)
 from scalelab.recipes.recipe import Outcome
-from scalelab.recipes.scaling.questions import Answers, join
+from scalelab.recipes.scaling.questions import Answers, format_part, join
+from scalelab.report.document import Table
+from scalelab.report.tables import PAIRED_NOTE, Field, ratio_column, seconds_column
 from scalelab.studies.delay import ADDED, format_delay
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_interval
+from scalelab.studies.shared.breakdown import WAITING
+from scalelab.studies.shared.losses import find_first_difference, read_losses
+from scalelab.studies.shared.sweep import make_sweep_table, measure_speedup, step_column
+from scalelab.studies.straggler import STRAGGLER, RankComparison
+from scalelab.units import choose_unit, format_interval
 
 
 def answer_delay(outcome: Outcome | None) -> Answers:
@@ -45,6 +59,43 @@ def answer_delay(outcome: Outcome | None) -> Answers:
         "linearly": join(judge_curve(arms, ranks, delays), describe_model(arms, ranks, delays), explain_excess(arms)),
         "amdahl": relate_to_law(arms, ranks, [first, longest]),
     }
+
+
+def make_law_table(outcome: Outcome | None) -> Table | None:
+    """Every delay on every number of ranks: its step and speedup, beside what both models of a delay predict."""
+    arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
+    if not all((n, 0.0) in arms and (1, delay) in arms for n, delay in arms):
+        return None
+
+    def find_law(arm: Arm) -> Estimate | None:
+        n, delay = arm.trial.num_ranks, arm.trial.perturbation.seconds
+        return arms[1, 0.0].step.map(lambda step: (step + delay) / (step / n + delay)) if n > 1 else None
+
+    def find_model(arm: Arm) -> Estimate | None:
+        n, delay = arm.trial.num_ranks, arm.trial.perturbation.seconds
+        return predict_speedup(arms, n, delay) if n > 1 and delay else None
+
+    def find_added(arm: Arm) -> Estimate | None:
+        n, delay = arm.trial.num_ranks, arm.trial.perturbation.seconds
+        return estimate_difference(arm.clean, arms[n, 0.0].clean) if delay else None
+
+    def find_speedup(arm: Arm) -> Estimate | float | None:
+        return measure_speedup(arm, arms[1, arm.trial.perturbation.seconds])
+
+    columns: list[Field[Arm]] = [
+        step_column(),
+        seconds_column("added_seconds", "added", find_added),
+        ratio_column("speedup", "speedup", find_speedup),
+        ratio_column("law", "Amdahl's law", find_law),
+        ratio_column("model", "additive model", find_model),
+    ]
+    notes = (
+        "added: to the step without the delay; speedup: over one rank with the same delay",
+        "Amdahl's law: (T_1 + d)/(T_1/N + d); additive model: (T_1 + d)/(T_N + d); T: a step without the delay d",
+        PAIRED_NOTE,
+    )
+    table = make_sweep_table(arms.values(), columns, notes=notes)
+    return replace(table, title="Injected delay, beside Amdahl's law")
 
 
 def explain_added(arms: Mapping[tuple[int, float], Arm], delay: float) -> str:
@@ -241,3 +292,95 @@ def find_sign(estimate: Estimate) -> int:
     if estimate.low is None or estimate.high is None:
         return 0
     return int(estimate.low > 0) - int(estimate.high < 0)
+
+
+def answer_straggler(outcome: Outcome | None) -> Answers:
+    arms = list_arms(outcome)
+    slow = next((arm for arm in arms if arm.trial.perturbation.seconds), None)
+    if slow is None:
+        return {}
+    delay, ranks = slow.trial.perturbation.seconds, slow.trial.num_ranks
+    usual = next((arm for arm in arms if not arm.trial.perturbation.seconds and arm.trial.num_ranks == ranks), None)
+    cost = estimate_difference(slow.clean, usual.clean) if usual else None
+    longer = UNTOLD
+    if usual is not None and cost is not None:
+        ratio, whole = divide_steps(slow, usual), usual.step.value + delay
+        times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
+        is_longer = (cost.low or 0) > 0 or (ratio is not None and (ratio.low or 0) > 1)
+        verdict = "Every step, and so the whole training run, gets longer" if is_longer else f"{UNTOLD} beyond doubt"
+        longer = (
+            f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
+            f" One rank sleeps {1e3 * delay:g} ms and all wait for it; with all of its sleep added, a step would take"
+            f" {say_wide('seconds', whole)}. {compare_cost(cost, delay, find_waiting(usual))}"
+        )
+    return {
+        "training_time": longer,
+        "synchronization": join(
+            "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
+            f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
+            compare_losses(slow, usual),
+            *describe_slow_rank(outcome, slow),
+            *describe_waiting(outcome),
+        ),
+    }
+
+
+def compare_cost(cost: Estimate, delay: float, waiting: Estimate | None = None) -> str:
+    """Whether a step gets longer by the whole sleep of one rank; `waiting`: what a rank waits without it."""
+    longer = f"A step gets {say_wide('seconds', cost)} longer"
+    sign = find_sign(cost.map(lambda seconds: seconds - delay))
+    if sign == 0:
+        return f"{longer}, which is consistent with {1e3 * delay:g} ms." if cost.high is not None else f"{longer}."
+    if sign > 0:
+        return f"{longer}, more than it sleeps; waking up late would explain that, and is not measured."
+    saved = f"{longer}, less than it sleeps"
+    if waiting is None:
+        return f"{saved}; waiting that it replaces would explain that, and is not measured."
+    anyway = format_part(waiting.value, waiting, choose_unit("seconds", [cost]))
+    missing = cost.map(lambda seconds: delay - seconds)
+    is_all = compare_estimates(missing, waiting) <= 0
+    part = "the sleep replaces that" if is_all else "the sleep replaces that, which is only a part of the difference"
+    return (
+        f"{saved} by {say_wide('seconds', missing)}: without the sleep, a rank waits {anyway} per step for the others"
+        f" anyway, and {part}."
+    )
+
+
+def find_waiting(arm: Arm) -> Estimate | None:
+    """Of the rank that waits longest; None where that is unknown or may be nothing."""
+    longest = RankComparison(arm=arm).longest_waiting
+    waiting = None if longest is None else longest.parts["waiting"]
+    return waiting if waiting is not None and (waiting.low or 0.0) > 0 else None
+
+
+def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
+    """Who is slow and by how much, with the share of the step as it was measured."""
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        longer = finding.values.get("seconds")
+        if finding.kind != STRAGGLER.name or finding.subject != slow.label:
+            continue
+        if finding.values.get("verdict") != "slow" or not isinstance(longer, Estimate):
+            yield finding.text
+            continue
+        who, where = (finding.values[name] for name in ("rank", "phase"))
+        yield f"Rank {who} spends {say_wide('seconds', longer)} more in {where} of every step than another rank."
+
+
+def describe_waiting(outcome: Outcome | None) -> Iterator[str]:
+    for finding in outcome.document.findings if outcome and outcome.document else ():
+        waiting = finding.values.get("seconds")
+        if finding.kind == WAITING.name and isinstance(waiting, Estimate):
+            who = finding.subject.capitalize()
+            yield f"{who} waits {say_wide('seconds', waiting)} per step for the others, the longest of all."
+
+
+def compare_losses(slow: Arm, usual: Arm | None) -> str:
+    """Whether a slow rank changes what is learnt."""
+    if usual is None or not read_losses(slow) or not read_losses(usual):
+        return ""
+    step = find_first_difference(read_losses(slow), read_losses(usual))
+    return (
+        "Losses are bit-equal with and without it: only time is lost."
+        if step is None
+        else (f"Losses differ from step {step} on.")
+    )

@@ -13,7 +13,6 @@ from scalelab.analysis.speedup import communication_by_subtraction, scale_expose
 from scalelab.analysis.stats import Verdict, estimate_difference, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
-    compare_estimates,
     divide_steps,
     find_arm,
     list_arms,
@@ -22,21 +21,17 @@ from scalelab.recipes.evidence import (
     say_wide,
     scale,
 )
-from scalelab.recipes.feasibility import count_moments
 from scalelab.recipes.recipe import Outcome
 from scalelab.records.strategies import find_strategy
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.losses import LOSSES_EQUAL
-from scalelab.studies.strategies.answer import list_devices
-from scalelab.studies.strategies.report import EXCESS, OTHER_PROGRAMS, UTILIZATION, VARIATION
 from scalelab.units import (
     Unit,
     choose_unit,
     format_bytes,
     format_count,
-    format_interval,
     format_share,
     format_value,
     is_known,
@@ -44,8 +39,6 @@ from scalelab.units import (
 from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
-BEARABLE = 1.1
-"""DP's step over DDP's up to which DP is acceptable."""
 Answers = dict[str, str]
 """By the name of the question."""
 
@@ -117,10 +110,8 @@ def describe_disturbed(plain: Arm, own: Arm | None, spread: Sequence[Arm]) -> st
     )
     return (
         f"{own.label} ran {say_wide('ratio', ratio)} times as fast as the plain loop, although it does the same work"
-        " and"
-        " more: rather noise in the plain loop than a gain, and it makes these efficiencies too high. Over"
-        f" {own.label},"
-        f" efficiency is {over_own}."
+        " and more: rather noise in the plain loop than a gain, and it makes these efficiencies too high. Over"
+        f" {own.label}, efficiency is {over_own}."
     )
 
 
@@ -279,102 +270,6 @@ def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | No
 def name_ranks(arm: Arm) -> str:
     """`4 ranks (oversubscribed)`."""
     return f"{arm.trial.num_ranks} ranks{' (oversubscribed)' if arm.trial.is_oversubscribed else ''}"
-
-
-def answer_strategies(outcome: Outcome | None) -> Answers:
-    dp, ddp = (find_arm(outcome, strategy=wanted) for wanted in ("dp", "ddp"))
-    if dp is None or ddp is None:
-        return {}
-    ranks, model = ddp.trial.num_ranks, BYTES_PER_PARAMETER * count_parameters(ddp)
-    through, each = 2 * (ranks - 1) * model, 4 * (ranks - 1) / ranks * model
-    ratio = divide_steps(dp, ddp)
-    emulated = " (DP's replicas are threads of one process here)" if dp.trial.is_emulated else ""
-    verdict, loaded = judge(ratio) if ratio is not None else Verdict.UNRESOLVED, name_other_programs(outcome)
-    verdicts = {
-        Verdict.SLOWER: f"DDP is faster on {ranks} devices already",
-        Verdict.FASTER: f"DP is still faster on {ranks} devices",
-        Verdict.NO_DIFFERENCE: f"no difference on {ranks} devices",
-        Verdict.UNRESOLVED: f"the interval includes no difference on {ranks} devices",
-    }
-    accepted = {
-        Verdict.SLOWER: "here DDP is the better choice",
-        Verdict.FASTER: "here DP is acceptable",
-        Verdict.NO_DIFFERENCE: "here DP is acceptable",
-        Verdict.UNRESOLVED: "as that may be 1 or more, this run does not show whether DP is acceptable here",
-    }
-    if verdict is Verdict.UNRESOLVED and ratio is not None and ratio.high is not None and ratio.high <= BEARABLE:
-        accepted[verdict] = f"at most {format_share(ratio.high - 1)} longer, so here DP is acceptable in place of DDP"
-    said = "unknown" if ratio is None else format_interval("ratio", ratio)
-    return {
-        "device_0": join(
-            "Because one process drives all devices and device 0 is its hub: it scatters the batch, sends the model to"
-            " every replica in every step, gathers all outputs, computes the loss, adds up all gradients and updates"
-            " alone. With M bytes of parameters and N devices, 2·M·(N − 1) bytes of parameters and gradients pass"
-            " through"
-            f" device 0 in a step, {format_bytes(through)} here (M = {format_bytes(model)}, N = {ranks}).",
-            *quote(outcome, EXCESS.name),
-            explain_excess(outcome, dp, model),
-            *quote(outcome, UTILIZATION.name, subject=dp.label),
-            compare_busy(dp),
-            *quote(outcome, UTILIZATION.name, subject=ddp.label),
-        ),
-        "architecture": join(
-            "Because no device is special: every rank is a process with its own interpreter, keeps its replica, and"
-            " takes part in a ring all-reduce, bucket by bucket while backward still runs. Sent and received,"
-            f" 4·M·(N − 1)/N bytes pass through each of N ranks, {format_bytes(each)} here and never more than"
-            f" {format_bytes(4 * model)}; through device 0 of DP pass 2·M·(N − 1), N/2 times as many, so the advantage"
-            " begins with N > 2.",
-            f"Here a DP step takes {said} times as long as a DDP step{emulated}: {verdicts[verdict]}.{loaded}",
-            *quote(outcome, VARIATION.name),
-        ),
-        "acceptable": (
-            "On one machine with two or so devices, when computing takes much longer than moving parameters and"
-            f" gradients ({format_bytes(through)} here), as with many samples per device, and when one process is worth"
-            " more than speed: notebooks, debugging, inference. The measure is DP's step over DDP's,"
-            f" {said}: {accepted[verdict]}.{compare_with_one(outcome, dp)}"
-        ),
-    }
-
-
-def explain_excess(outcome: Outcome | None, dp: Arm, model: int) -> str:
-    """What device 0 holds alone, where it holds more than the others: the optimizer's tensors."""
-    kept = count_moments(dp.trial)
-    if not quote(outcome, EXCESS.name) or not kept:
-        return ""
-    return f"It alone keeps the optimizer's tensors, {kept}·M = {format_bytes(kept * model)}."
-
-
-def compare_with_one(outcome: Outcome | None, dp: Arm) -> str:
-    """Whether DP gains anything at all over the plain loop on one device."""
-    ratio = divide_steps(dp, find_arm(outcome, strategy="single"))
-    if ratio is None:
-        return ""
-    verdict = {
-        Verdict.SLOWER: "for this job one device is the better choice",
-        Verdict.FASTER: "DP gains over it",
-        Verdict.NO_DIFFERENCE: "DP gains nothing over it",
-        Verdict.UNRESOLVED: "the interval includes no difference",
-    }[judge(ratio)]
-    times = format_interval("ratio", ratio)
-    return f" A DP step takes {times} times as long as the plain loop on one device: {verdict}."
-
-
-def compare_busy(dp: Arm) -> str:
-    """What it means that replicas of one process are busy alike, although one of them is the hub."""
-    found = [device.utilization.busy for device in list_devices(dp)[: dp.trial.num_ranks] if device.utilization]
-    if not dp.trial.is_emulated or len(found) < 2 or any(compare_estimates(found[0], other) for other in found[1:]):
-        return ""
-    return (
-        f"The replicas are busy alike, {sum(busy.value for busy in found):.1f} cores together: as threads of one"
-        " process they share its interpreter lock. So busy shares do not show the hub here; its memory does."
-    )
-
-
-def name_other_programs(outcome: Outcome | None) -> str:
-    """The load of other programs under each strategy, which a difference between strategies may come from."""
-    cautions = outcome.document.cautions if outcome and outcome.document else ()
-    found = [one.message for one in cautions if one.kind == OTHER_PROGRAMS.name]
-    return f" But {'; '.join(found)}, so the ratio is not the strategies' alone." if found else ""
 
 
 def join(*sentences: str) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scalelab.analysis.stats import Verdict, judge
-from scalelab.recipes.evidence import divide_steps, find_arm, list_arms, quote
+from scalelab.recipes.evidence import divide_steps, keep_tables, list_arms, quote
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import (
     Answer,
@@ -25,22 +24,22 @@ from scalelab.recipes.recipe import (
     pair_questions,
     read_published,
 )
-from scalelab.recipes.scaling.challenge import answer_batches, answer_straggler, describe_slow_rank
-from scalelab.recipes.scaling.delays import answer_delay
+from scalelab.recipes.scaling.delays import answer_delay, answer_straggler, describe_slow_rank, make_law_table
+from scalelab.recipes.scaling.limits import answer_batches
 from scalelab.recipes.scaling.questions import (
     Answers,
-    answer_strategies,
     answer_strong,
     answer_timing,
     name_linearity,
-    name_other_programs,
 )
-from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed, name_better
+from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed, make_case_table, name_better
+from scalelab.recipes.scaling.strategies import answer_s4, answer_strategies
 from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.studies.batch_scaling import BatchScaling
+from scalelab.studies.batch_size import SATURATION
 from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, Delay
 from scalelab.studies.model_size import ModelSize
 from scalelab.studies.reproducibility import PRECISION, SPREAD, Reproducibility
@@ -53,7 +52,6 @@ from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.sweep import FASTEST, VERDICT
 from scalelab.studies.straggler import COST, MODEL, STRAGGLER, Straggler
 from scalelab.studies.strategies.study import Strategies
-from scalelab.units import format_interval
 from scalelab.workloads.catalogue import MlpOptions
 
 PRINTED = read_published("scaling")
@@ -65,6 +63,8 @@ def read(row: str, name: str) -> int:
 
 LAUNCHES = 10
 """Of every configuration in small: with fewer, intervals of steps of some ms leave the questions open."""
+DEVICE_STEPS = 60
+"""S4 in small: enough to see how busy devices are, which are sampled 20 times a second."""
 DIM, DEPTH = 8192, 6
 """Not printed: of the practical's DDP script."""
 SMALL_DIM, SMALL_DEPTH = 512, 3
@@ -207,13 +207,15 @@ def make_s3(size: Size) -> Row:
         "sizes",
         study,
         lambda arms: find_speedup(f", dim {dim}", (arm for arm in arms if arm.trial.options["dim"] == dim)),
+        num_tables=0,
     )
 
     def conclude(outcomes: Outcomes) -> Answer:
         """With the models by their names; the study's own sentences repeat the tables."""
         answer = row.conclude(outcomes)
-        sentences = [*name_better(outcomes.get("sizes")), *describe_exposed(outcomes.get("sizes"))]
-        return replace(answer, sentences=tuple(sentences))
+        sizes = outcomes.get("sizes")
+        sentences = (*name_better(sizes), *describe_exposed(sizes))
+        return replace(answer, tables=keep_tables(make_case_table(sizes)), sentences=sentences)
 
     return replace(row, conclude=conclude)
 
@@ -224,29 +226,10 @@ def make_s4(size: Size) -> Row:
         ranks=choose(size, small=2, full=4),
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=LAUNCHES),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=DEVICE_STEPS),
     )
     row = Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
     return leave_out(row, VERDICT.name, FASTEST.name)
-
-
-def answer_s4(outcomes: Outcomes) -> Answer:
-    outcome = outcomes.get("strategies")
-    dp, ddp = (find_arm(outcome, strategy=name) for name in ("dp", "ddp"))
-    ratio = divide_steps(ddp, dp)
-    if ratio is None or dp is None:
-        return Answer(sentences=quote(outcome))
-    emulated = ", whose replicas are threads here" if dp.trial.is_emulated else ""
-    loaded = name_other_programs(outcome)
-    verdict = {
-        Verdict.FASTER: "DDP is faster than DP",
-        Verdict.SLOWER: "DP is faster than DDP",
-        Verdict.NO_DIFFERENCE: "DDP and DP are equally fast",
-        Verdict.UNRESOLVED: "No difference between DDP and DP shows",
-    }[judge(ratio)]
-    times = format_interval("ratio", ratio)
-    sentence = f"{verdict}: a DDP step takes {times} times as long as a DP step{emulated}.{loaded}"
-    return Answer(main=Main("ratio", "DDP step over DP step", ratio), sentences=(sentence, *quote(outcome)))
 
 
 def make_s5a(size: Size) -> Row:
@@ -265,8 +248,13 @@ def make_s5a(size: Size) -> Row:
         lambda arms: find_speedup(
             f" with {DELAY} delay", (arm for arm in arms if arm.trial.perturbation.delay == DELAY)
         ),
+        num_tables=0,
     )
-    return leave_out(row, ADDED.name, AMDAHL_OVERLAY.name)  # in its tables, and in its answers for one delay
+
+    def conclude(outcomes: Outcomes) -> Answer:
+        return replace(row.conclude(outcomes), tables=keep_tables(make_law_table(outcomes.get("delay"))))
+
+    return leave_out(replace(row, conclude=conclude), ADDED.name, AMDAHL_OVERLAY.name)  # in its table and its answers
 
 
 def leave_out(row: Row, *kinds: str) -> Row:
@@ -288,7 +276,7 @@ def make_s5b(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
     )
-    return quote_row(
+    row = quote_row(
         "S5B",
         "Batch scaling",
         "batches",
@@ -297,6 +285,7 @@ def make_s5b(size: Size) -> Row:
             f", global batch {BATCHES[-1]}", (arm for arm in arms if arm.trial.global_batch == BATCHES[-1])
         ),
     )
+    return leave_out(row, SATURATION.name)  # in its answers
 
 
 def make_s5c(size: Size) -> Row:

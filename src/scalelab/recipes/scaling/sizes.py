@@ -1,13 +1,8 @@
-"""Task 3 of the scaling assignment: a small and a large model, and where communication outweighs computing.
-
-Where it does follows from a model of a step, `BalanceModel`, and two numbers of ranks.
-"""
+"""Task 3 of the scaling assignment: a small and a large model. When communication is the bottleneck is in `limits`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import estimate_centre, scale_exposed
@@ -22,6 +17,14 @@ from scalelab.recipes.evidence import (
     scale,
 )
 from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.scaling.limits import (
+    find_share,
+    find_threshold,
+    join_ranks,
+    measure_balance,
+    measure_exposed,
+    name,
+)
 from scalelab.recipes.scaling.questions import (
     BYTES_PER_PARAMETER,
     Answers,
@@ -30,8 +33,21 @@ from scalelab.recipes.scaling.questions import (
     name_ranks,
 )
 from scalelab.records.trial import Option
+from scalelab.report.document import Table, make_cell
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    PAIRED_NOTE,
+    bytes_column,
+    count_column,
+    make_table,
+    ratio_column,
+    seconds_column,
+    share_column,
+    text_column,
+)
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_bytes, format_interval, format_share
+from scalelab.studies.shared.sweep import explain_marks, find_marks, measure_speedup
+from scalelab.units import format_bytes, format_interval
 from scalelab.workloads.catalogue import make_options
 
 
@@ -76,6 +92,27 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
         ),
         "bottleneck": find_threshold([(arms[1], arms[ranks]) for arms in (small, large) for ranks in known]),
     }
+
+
+def make_case_table(outcome: Outcome | None) -> Table | None:
+    """The table that the task asks for: both cases on every number of ranks, with what communication adds."""
+    sizes = list_sizes(outcome)
+    if len(sizes) < 2:
+        return None
+    cases = ("small", *("middle" for _ in sizes[1:-1]), "large")
+    rows = [(case, arm, arms[1]) for case, arms in zip(cases, sizes, strict=True) for arm in arms.values()]
+    marks = explain_marks([arm for _, arm, _ in rows])
+    return make_table(
+        rows,
+        text_column("case", "case", lambda row: make_cell(f"{row[0]}, {name(row[1])}", mark=find_marks(row[1]))),
+        count_column("ranks", "ranks", lambda row: row[1].trial.num_ranks),
+        seconds_column("step_seconds", "step", lambda row: row[1].step),
+        ratio_column("speedup", "speedup", lambda row: measure_speedup(row[1], row[2])),
+        share_column("exposed", "exposed comm, of the step", lambda row: measure_exposed(row[1])),
+        bytes_column("gradient_bytes", "gradients", lambda row: BYTES_PER_PARAMETER * count_parameters(row[1])),
+        title="A small and a large model",
+        notes=(INTERVAL_NOTE, *marks, "speedup: over one rank of that model", PAIRED_NOTE),
+    )
 
 
 def name_better(outcome: Outcome | None) -> Iterator[str]:
@@ -186,11 +223,6 @@ def describe_gains(gains: Mapping[int, Estimate | None]) -> str:
     return f"The large model's speedup over the small one's, round by round: {listed}." if listed else ""
 
 
-def join_ranks(ranks: Sequence[int]) -> str:
-    """`2 and 4 ranks`."""
-    return f"{' and '.join(map(str, ranks))} ranks"
-
-
 def find_flops(arm: Arm) -> float:
     """FLOP/s of a step on one rank."""
     options = make_options(arm.trial.workload, arm.trial.options)
@@ -204,189 +236,3 @@ def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
         found.setdefault(arm.trial.options["dim"], {}).setdefault(arm.trial.num_ranks, arm)
     complete = [arms for arms in found.values() if 1 in arms and len(arms) > 1]
     return sorted(complete, key=lambda arms: count_parameters(arms[1]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BalanceModel:
-    """What a step takes, in steps of one rank: F + c·b to compute b samples, a·(N − 1)/N for a ring all-reduce.
-
-    The ring is of Patarasuk and Yuan (2009). F and c follow from one rank with the whole batch B and n ranks with B/n
-    each, without the all-reduce; a from r on these n ranks.
-    """
-
-    batch: int
-    num_ranks: int
-    kept: float
-    """Of one rank's step, what n ranks still compute."""
-    balance: Estimate
-    """r on n ranks."""
-
-    @property
-    def per_batch(self) -> float:
-        """c·B: at most the whole step, as where ranks compute in less than 1/n of it."""
-        return min(1.0, max(0.0, self.num_ranks * (1 - self.kept) / (self.num_ranks - 1)))
-
-    @property
-    def fixed(self) -> float:
-        """F."""
-        return 1 - self.per_batch
-
-    def find_samples(self, balance: float) -> float:
-        """The samples per rank below which the all-reduce among n ranks takes longer; 0: it never does."""
-        spare = max(0.0, balance * self.kept - self.fixed)
-        return 0.0 if not spare else self.batch * spare / self.per_batch if self.per_batch > 0 else math.inf
-
-    def find_sending(self, balance: float) -> float:
-        """a."""
-        return balance * self.kept * self.num_ranks / (self.num_ranks - 1)
-
-    def find_ranks(self, balance: float) -> float:
-        """The ranks that share B at which both take as long; infinite where the all-reduce never does."""
-        sending = self.find_sending(balance)
-        return (self.per_batch + sending) / (sending - self.fixed) if sending > self.fixed else math.inf
-
-
-def make_model(one: Arm, arm: Arm, balance: Estimate) -> BalanceModel:
-    kept = estimate_ratio(arm.comm_free, one.clean).value
-    batch, ranks = arm.trial.batch_per_rank * arm.trial.num_ranks, arm.trial.num_ranks
-    return BalanceModel(batch=batch, num_ranks=ranks, kept=kept, balance=balance)
-
-
-def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
-    """Where the exposed all-reduce of a step takes as long as its computing, for one rank and several of each model."""
-    known = [(one, arm, ratio) for one, arm in pairs if (ratio := measure_balance(arm)) is not None]
-    found = [(one, arm, ratio) for one, arm, ratio in known if ratio.low is not None]
-    rule = "When r, a step's exposed all-reduce over its computing, exceeds 1"
-    if not found:
-        return f"{rule}. {UNTOLD}, as r has no interval."
-    cases = [(arm, ratio) for _, arm, ratio in found]
-    own = [(one, arm, ratio) for one, arm, ratio in found if not arm.trial.is_oversubscribed]
-    fair = [(arm, make_model(one, arm, ratio)) for one, arm, ratio in own if is_fitted(one, arm, ratio)]
-    unfitted = [name(arm) for one, arm, ratio in own if not is_fitted(one, arm, ratio)]
-    return join(
-        f"{rule}.",
-        *judge_balances(cases),
-        describe_samples(fair),
-        f"No limit for {' and '.join(unfitted)}: a rank's share of the batch did not clearly take less time than all of"
-        " it."
-        if unfitted
-        else "",
-        name_crowded(cases),
-        derive_limits(fair),
-    )
-
-
-def is_fitted(one: Arm, arm: Arm, ratio: Estimate) -> bool:
-    """Whether a limit follows: r is above 0, and computing clearly shrinks with the batch of a rank."""
-    kept = estimate_ratio(arm.comm_free, one.clean)
-    return (ratio.low or 0.0) > 0 and judge(kept) is Verdict.FASTER
-
-
-def name_case(arm: Arm) -> str:
-    return f"{name(arm)} on {name_ranks(arm)}"
-
-
-def judge_balances(found: Sequence[tuple[Arm, Estimate]]) -> Iterator[str]:
-    """`mlp 128×2: r = 7 (4 to 11) on 2 ranks, so communication is the bottleneck.`, model by model."""
-    by_model: dict[str, list[tuple[Arm, Estimate]]] = {}
-    for arm, ratio in found:
-        by_model.setdefault(name(arm), []).append((arm, ratio))
-    for model, cases in by_model.items():
-        balances = " and ".join(f"{format_interval('ratio', ratio)} on {arm.trial.num_ranks}" for arm, ratio in cases)
-        verdicts: dict[str, list[int]] = {}
-        for arm, ratio in cases:
-            verdicts.setdefault(judge_balance(ratio), []).append(arm.trial.num_ranks)
-        if len(verdicts) == 1:
-            said = next(iter(verdicts))
-        else:
-            said = "; ".join(f"on {' and '.join(map(str, own))} {words}" for words, own in verdicts.items())
-        yield f"{model}: r = {balances} ranks, so {said}."
-
-
-def judge_balance(ratio: Estimate) -> str:
-    """The bottleneck, by the interval of r."""
-    if (ratio.low or 0.0) > 1:
-        return "communication is the bottleneck"
-    if ratio.high is not None and ratio.high < 1:
-        return "computing is the bottleneck"
-    return "this run does not show which is the bottleneck, as r may be 1"
-
-
-def name_crowded(found: Sequence[tuple[Arm, Estimate]]) -> str:
-    """Why r on ranks that share cores does not continue what it is on fewer."""
-    crowded = sorted({arm.trial.num_ranks for arm, _ in found if arm.trial.is_oversubscribed})
-    if not crowded:
-        return ""
-    return (
-        f"On {join_ranks(crowded)}, which share cores, both parts include waiting for a core, so r there does not"
-        " compare"
-        " with r on fewer."
-    )
-
-
-def describe_samples(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
-    """The samples per rank at which the two take as long, which were not measured."""
-    said = [
-        f"{say_limit(model.balance.map(model.find_samples))} for {name_case(arm)} (here"
-        f" {model.batch // model.num_ranks})"
-        for arm, model in fair
-    ]
-    return f"Extrapolated, communication is the bottleneck {', '.join(said)}." if said else ""
-
-
-def say_limit(limit: Estimate) -> str:
-    """`below 12 (9 to 15) samples per rank`."""
-    if not math.isfinite(limit.value):
-        return "at any batch"
-    if limit.value > 0:
-        return f"below {say_count(limit)} samples per rank"
-    return "at no batch" if not limit.high else f"at no batch (at most below {limit.high:.0f} samples per rank)"
-
-
-def derive_limits(fair: Sequence[tuple[Arm, BalanceModel]]) -> str:
-    """How the limit in samples follows from r, and the one in ranks, where computing still takes longer."""
-    if not fair:
-        return ""
-    ranks = " and ".join(map(str, sorted({model.num_ranks for _, model in fair})))
-    samples = (
-        "The limits are by a model: computing takes F + c·b for b samples per rank (F and c from a step on one rank and"
-        f" one on {ranks} without its all-reduce), a ring all-reduce among N ranks a·(N − 1)/N whatever b is."
-    )
-    shares = ", ".join(f"{format_share(model.fixed)} for {name(arm)}" for arm, model in fair)
-    fixed = f"F, as a share of one rank's step, is {shares}"
-    never = [name(arm) for arm, model in fair if model.find_samples(model.balance.value) <= 0]
-    short = f"; the all-reduce of {' and '.join(never)} takes less than F, so no batch is too small" if never else ""
-    limits = [
-        f"{say_count(limit)} ranks for {name(arm)}"
-        for arm, model in fair
-        if model.balance.value < 1 and (limit := model.balance.map(model.find_ranks)).value <= model.batch
-    ]
-    if not limits:
-        return f"{samples} {fixed}{short}."
-    return (
-        f"{samples} {fixed}{short}. With the global batch B fixed, b = B/N: r is 1 at {', '.join(limits)}"
-        " (extrapolated, if every rank has cores of its own)."
-    )
-
-
-def measure_balance(arm: Arm) -> Estimate | None:
-    """Exposed communication over computing: a step over one without communication, less 1."""
-    return estimate_ratio(arm.clean, arm.comm_free).map(lambda whole: whole - 1) if any(arm.comm_free) else None
-
-
-def find_share(balance: Estimate) -> Estimate:
-    """Of a step, what communication adds to it: r/(1 + r) for exposed communication over computing."""
-    return balance.map(lambda ratio: max(0.0, ratio / (1 + ratio)))
-
-
-def say_count(count: Estimate) -> str:
-    """`12 (9 to 15)`; a small number with a decimal."""
-    decimals = 0 if count.value >= 10 else 1
-    if count.low is None or count.high is None:
-        return f"{count.value:.{decimals}f}"
-    high = f"to {count.high:.{decimals}f}" if math.isfinite(count.high) else "or more"
-    return f"{count.value:.{decimals}f} ({count.low:.{decimals}f} {high})"
-
-
-def name(arm: Arm) -> str:
-    return make_options(arm.trial.workload, arm.trial.options).label
