@@ -226,7 +226,9 @@ def test_lines_that_are_unlike_the_published_ones_are_not_divided_by_them() -> N
 
 def test_where_throughput_flattens_is_said_first() -> None:
     flat, falls, _ = FLAT
-    assert judge_flat([GROWS, flat, falls], (8, 32, 128, 512)) == "Yes, from batch 32 on."
+    assert judge_flat([GROWS, flat], (8, 32, 128)) == "Yes, from batch 32 on."
+    assert judge_flat([GROWS, flat, falls], (8, 32, 128, 512)) == "Yes, from batch 32 on, up to 128; then it rises."
+    assert judge_flat([GROWS, falls], (8, 32, 128)) == "No, it falls up to batch 32 and then rises again."
     assert judge_flat([GROWS, flat, GROWS], (8, 32, 128, 512)) == "No, not up to batch 512."
     assert judge_flat([GROWS, "Throughput is flat or grows"], (8, 32, 128)) == f"{UNTOLD}."
     assert judge_flat([GROWS, UNTOLD], (8, 32, 128)) == "", "the verdict itself says so"

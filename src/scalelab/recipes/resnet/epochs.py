@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from operator import itemgetter
+from typing import Any
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_unpaired_ratio
@@ -30,8 +31,10 @@ from scalelab.recipes.resnet import published
 from scalelab.recipes.resnet.published import DEVICES, STRONG_FOR_EPOCHS
 from scalelab.recipes.resnet.training import ONE_RUN, make_timed_table, name_batch, read_epoch
 from scalelab.report.document import Table
+from scalelab.report.tables import INTERVAL_NOTE, Field, make_table, ratio_column, seconds_column, text_column
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.job import DIGITS_IMAGES
+from scalelab.studies.shared.sweep import OVERSUBSCRIBED
 from scalelab.units import Quantity, format_count
 
 APART = "timed one after the other, so load differs between them: speedups are those of steps, measured in turns"
@@ -98,13 +101,13 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     notes = (QUARTER,) if size == "small" else ()
     main = make_main("ratio", "speedup", lines)
     doubled = list(describe_two_to_four(outcomes))
-    lines += compare_two_to_four(outcomes)
-    unlike = list_shared(pairs, "1 → ", "2 → ")
-    title = "Speedup of an epoch"
+    unlike = list_shared(pairs, "1 → ")
+    title = "Speedup of an epoch over one device"
     apart = (*notes, *((UNLIKE,) if unlike else ()))
     return Answer(
         main=main,
         tables=keep_tables(
+            make_training_table(outcomes),
             make_beside_table("ratio", lines, title=title, size=size, notes=apart, unlike=unlike),
             make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
             compare_timed(size, outcomes),
@@ -117,6 +120,45 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
             "resnet", "R2", answer_scaling(pairs, outcomes) | ({"speedup": doubled[0]} if doubled else {})
         ),
     )
+
+
+def make_training_table(outcomes: Outcomes) -> Table | None:
+    """The table that the question asks for: the time of an epoch on every number of devices, and what more gain."""
+    rows: list[tuple[Any, ...]] = []
+    for batch in published.BATCHES:
+        outcome = outcomes.get(f"batch{batch}")
+        one, *more = find_arm(outcome, strategy="single"), *(find_arm(outcome, num_ranks=n) for n in DEVICES)
+        if one is not None and any(more):
+            rows.append((batch, one, *more))
+    crowded = sorted({arm.trial.num_ranks for row in rows for arm in row[2:] if arm and arm.trial.is_oversubscribed})
+
+    def time_column(place: int, devices: int) -> Field[tuple[Any, ...]]:
+        mark = OVERSUBSCRIBED if devices in crowded else ""
+        header = f"{format_count(devices, 'device')}{mark}"
+        return seconds_column(
+            f"seconds_{devices}",
+            header,
+            lambda row: scale(row[place].step, count_steps(row[place])) if row[place] else None,
+            unit_of="" if place == 1 else "seconds_1",
+        )
+
+    def speed_up(one: Arm | None, other: Arm | None) -> Estimate | None:
+        return scale(divide_steps(one, other), count_steps(one) / count_steps(other)) if one and other else None
+
+    shared = (f"{OVERSUBSCRIBED} share cores, so they cannot be faster than as many devices as there are cores",)
+    table = make_table(
+        rows,
+        text_column("batch", "batch per device", lambda row: name_batch(row[1].trial.batch_per_rank, row[0])),
+        *(time_column(place, n) for place, n in enumerate((1, *DEVICES), start=1)),
+        ratio_column("speedup_2", "1 → 2", lambda row: speed_up(row[1], row[2])),
+        ratio_column("speedup_4", "2 → 4", lambda row: speed_up(row[2], row[3])),
+        text_column(
+            "published", "published 2 → 4", lambda row: f"{published.SPEEDUPS_TWO_TO_FOUR[row[0]]:.2f}", align="right"
+        ),
+        title="Training time and speedup of an epoch",
+        notes=(INTERVAL_NOTE, "epochs: of the median step; speedups: by launch", *(shared if crowded else ())),
+    )
+    return table if rows else None
 
 
 def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
@@ -262,15 +304,6 @@ def count_cores(arm: Arm) -> int | None:
     """That the ranks of an arm have together; None where this is unknown."""
     cores = {(rank.host, core) for result in arm.completed[:1] for rank in result.ranks for core in rank.cores}
     return len(cores) or None
-
-
-def compare_two_to_four(outcomes: Outcomes) -> Iterator[Compared]:
-    """The speedups that were printed; without four devices they stand alone."""
-    for batch, there in published.SPEEDUPS_TWO_TO_FOUR.items():
-        two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
-        ours = scale(divide_steps(two, four), count_steps(two) / count_steps(four)) if two and four else None
-        what = f"2 → {name_beside(four, batch)}" if four else f"2 → 4 devices, batch {batch}"
-        yield Compared(what, ours, there, f"{there:.2f}")
 
 
 def list_epochs(pairs: list[Pair]) -> list[Compared]:

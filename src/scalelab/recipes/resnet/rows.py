@@ -50,19 +50,25 @@ from scalelab.recipes.resnet.learning import make_r5
 from scalelab.recipes.resnet.messages import answer_r4, make_r6
 from scalelab.recipes.resnet.published import DEVICES, make_checks
 from scalelab.recipes.resnet.training import (
+    ONE_RUN,
+    TimedEpoch,
     choose_batch,
+    compare_timed_images,
     make_job,
     make_r7,
     make_timed,
-    make_timed_table,
     measure_computing,
     name_batch,
-    read_epoch,
+    time_computing,
+    time_images,
+    time_loading,
 )
 from scalelab.report.document import Table
+from scalelab.report.findings import Known
+from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, seconds_column, text_column
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.scaling.study import WeakScaling
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, describe_status
 from scalelab.studies.shared.study import Study
 from scalelab.units import choose_unit, format_count, format_estimate, format_quantity, format_share
 
@@ -224,7 +230,7 @@ def make_r1(size: Size) -> Row:
     study = BatchSize(
         batches=tuple(choose_batch(size, batch) for batch in asked),
         job=make_job(size, memory_limit=choose(size, small=SMALL_LIMIT, full=None)),
-        sampling=make_sampling(size, rounds=8, steps=4, phase_steps=2),
+        sampling=make_sampling(size, rounds=8, steps=8, phase_steps=2),
     )
     return Row(
         id="R1",
@@ -241,15 +247,12 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("batches")
     lines: list[Compared] = []
     epochs: dict[int, Estimate] = {}
-    is_small = any(arm.trial.options.get("data") == "digits" for arm in list_arms(outcome))
     for batch, seconds in published.COMPUTE_SECONDS.items():
-        own = choose_batch("small" if is_small else "full", batch)
+        own = choose_batch(size, batch)
         arm = find_arm(outcome, global_batch=own)
         computing = scale(measure_computing(arm), count_steps(arm)) if arm else None
         epochs |= {own: computing} if computing is not None else {}
         lines.append(Compared(name_batch(own, batch), computing, seconds, f"{seconds:.3f} s"))
-    notes = (QUARTER,) if is_small else ()
-    table = make_beside_table("seconds", lines, title="An epoch without loading, from steps", size=size, notes=notes)
     sentences = []
     if outcome is not None and list_arms(outcome):
         largest = max(arm.trial.global_batch for arm in list_arms(outcome))
@@ -261,7 +264,7 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
         sentences += explain_limit(outcome)
     return Answer(
         main=make_main("seconds", "epoch", lines),
-        tables=keep_tables(table, *compare_timed(size, outcomes)),
+        tables=keep_tables(make_epoch_table(size, lines, outcomes), time_loading(size, outcomes)),
         sentences=tuple(sentences),
         questions=pair_questions(
             "resnet",
@@ -272,29 +275,34 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     )
 
 
-def time_images(size: Size, outcomes: Outcomes) -> dict[int, float]:
-    """The time of an image without loading in the timed epochs, by our batch."""
-    found = {
-        choose_batch(size, batch): read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there, is_loading=False)
-        for batch, there in published.COMPUTE_SECONDS.items()
-    }
-    return {batch: epoch.image_seconds for batch, epoch in found.items() if epoch.image_seconds is not None}
-
-
-def compare_timed(size: Size, outcomes: Outcomes) -> Iterator[Table | None]:
-    """Epoch 2 of a training run, without and with loading."""
-    for is_loading, there in ((False, published.COMPUTE_SECONDS), (True, published.ONE_DEVICE_SECONDS)):
-        lines = [
-            read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there[batch], is_loading=is_loading)
-            for batch in published.COMPUTE_SECONDS
-            if batch in there
-        ]
-        yield make_timed_table(lines, f"Epoch 2 {'with' if is_loading else 'without'} loading, timed")
+def make_epoch_table(size: Size, lines: Sequence[Compared], outcomes: Outcomes) -> Table | None:
+    """The table that the question asks for: an epoch without loading by batch, up to one that does not fit."""
+    outcome, too_large = outcomes.get("batches"), published.OUT_OF_MEMORY_BATCH
+    own, arms = choose_batch(size, too_large), outcome.arms.values() if outcome else ()
+    failed = next((arm for arm in arms if not arm.is_measured and arm.trial.global_batch == own), None)
+    timed = {line.what: line for line in time_computing(size, outcomes).values()}
+    if all(line.ours is None for line in lines) and not any(line.seconds for line in timed.values()):
+        return None
+    last = (name_batch(own, too_large), describe_status(failed) if failed else None, "out of memory")
+    nothing = TimedEpoch("", None, None, "")
+    rows: list[tuple[str, Known, str]] = [*((line.what, line.ours, line.printed) for line in lines), last]
+    return make_table(
+        rows,
+        text_column("batch", "batch", lambda row: row[0]),
+        seconds_column("epoch_seconds", "epoch, from steps", lambda row: row[1]),
+        seconds_column("timed_seconds", "epoch 2, timed", lambda row: timed.get(row[0], nothing).seconds),
+        count_column("images", "its images", lambda row: timed.get(row[0], nothing).images),
+        text_column("published", "published", lambda row: row[2], align="right"),
+        title="An epoch without loading",
+        notes=(INTERVAL_NOTE, f"timed: {ONE_RUN}", *((QUARTER,) if size == "small" else ())),
+    )
 
 
 def name_epochs(epochs: Mapping[int, Estimate], batches: Sequence[int]) -> str:
     """` An epoch without loading takes 2.4 ± 0.1 s at batch 8, …`, from steps that took turns; empty where unknown."""
-    said = [f"{say_wide('seconds', epochs[batch])} at batch {batch}" for batch in batches if batch in epochs]
+    unit = choose_unit("seconds", list(epochs.values()))
+    known = [batch for batch in batches if batch in epochs]
+    said = [f"{format_estimate(epochs[batch], unit)} {unit.symbol} at batch {batch}" for batch in known]
     return f" An epoch without loading takes {', '.join(said)}, from steps." if said else ""
 
 
@@ -311,30 +319,6 @@ def judge_growth(gain: Estimate) -> str:
     if high < 2 - CLEARLY_LESS:
         return FLAT[2]
     return "Throughput is flat or grows" if low > CLEARLY_LESS else UNTOLD
-
-
-def compare_timed_images(timed: Mapping[int, float], gains: Mapping[tuple[int, int], Estimate]) -> str:
-    """What epochs timed as a whole take per image, and whether some lie outside the intervals of steps."""
-    known = [batch for batch in sorted({batch for pair in gains for batch in pair}) if batch in timed]
-    if len(known) < 2:
-        return ""
-    listed = ", ".join(f"{1e3 * timed[batch]:.2f}" for batch in known)
-    apart = [
-        pair
-        for pair, gain in gains.items()
-        if set(pair) <= set(known) and not is_within(timed[pair[0]] / timed[pair[1]], gain)
-    ]
-    why = (
-        " Where they differ from that, load came in between: each is one run, and only steps took turns."
-        if apart
-        else ""
-    )
-    return f" Epochs timed as a whole take {listed} ms per image at batch {', '.join(map(str, known))}.{why}"
-
-
-def is_within(value: float, interval: Estimate) -> bool:
-    low, high = (interval.value if end is None else end for end in (interval.low, interval.high))
-    return low <= value <= high
 
 
 def answer_batches(
@@ -373,7 +357,12 @@ def judge_flat(verdicts: Sequence[str], batches: Sequence[int]) -> str:
     """From which batch on no larger one gains, by the verdicts from each to the next."""
     flat = next((place for place in range(len(verdicts)) if all(one in FLAT for one in verdicts[place:])), None)
     if flat is not None:
-        return f"Yes, from batch {batches[flat]} on."
+        rises = next((place for place in range(flat, len(verdicts)) if verdicts[place] == FLAT[1]), None)
+        if rises == flat:
+            return f"No, it falls up to batch {batches[flat]} and then rises again."
+        return (
+            f"Yes, from batch {batches[flat]} on{'' if rises is None else f', up to {batches[rises]}; then it rises'}."
+        )
     if verdicts[-1] == GROWS:
         return f"No, not up to batch {batches[-1]}."
     return "" if UNTOLD in verdicts[1:] else f"{UNTOLD}."  # which the verdict itself says

@@ -130,6 +130,53 @@ def make_timed_table(lines: Sequence[TimedEpoch], title: str, *notes: str) -> Ta
     return table if any(line.seconds is not None for line in lines) else None
 
 
+def time_images(size: Size, outcomes: Outcomes) -> dict[int, float]:
+    """The time of an image without loading in the timed epochs, by our batch."""
+    found = time_computing(size, outcomes)
+    return {batch: epoch.image_seconds for batch, epoch in found.items() if epoch.image_seconds is not None}
+
+
+def time_computing(size: Size, outcomes: Outcomes) -> dict[int, TimedEpoch]:
+    """Epoch 2 without loading, by our batch."""
+    return {
+        choose_batch(size, batch): read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there, is_loading=False)
+        for batch, there in published.COMPUTE_SECONDS.items()
+    }
+
+
+def time_loading(size: Size, outcomes: Outcomes) -> Table | None:
+    """Epoch 2 with loading, on one device."""
+    lines = [
+        read_epoch(outcomes.get(f"timed{batch}"), "", size, batch, there)
+        for batch, there in published.ONE_DEVICE_SECONDS.items()
+    ]
+    return make_timed_table(lines, "Epoch 2 with loading, timed")
+
+
+def compare_timed_images(timed: Mapping[int, float], gains: Mapping[tuple[int, int], Estimate]) -> str:
+    """What epochs timed as a whole take per image, and whether some lie outside the intervals of steps."""
+    known = [batch for batch in sorted({batch for pair in gains for batch in pair}) if batch in timed]
+    if len(known) < 2:
+        return ""
+    listed = ", ".join(f"{1e3 * timed[batch]:.2f}" for batch in known)
+    apart = [
+        pair
+        for pair, gain in gains.items()
+        if set(pair) <= set(known) and not is_within(timed[pair[0]] / timed[pair[1]], gain)
+    ]
+    why = (
+        " Where they differ from that, load came in between: each is one run, and only steps took turns."
+        if apart
+        else ""
+    )
+    return f" Epochs timed as a whole take {listed} ms per image at batch {', '.join(map(str, known))}.{why}"
+
+
+def is_within(value: float, interval: Estimate) -> bool:
+    low, high = (interval.value if end is None else end for end in (interval.low, interval.high))
+    return low <= value <= high
+
+
 def count_updates(outcome: Outcome | None) -> dict[str, int]:
     """Of the first seed of every way to train."""
     found = [result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED]
