@@ -87,7 +87,6 @@ def answer_p6(size: Size, outcomes: Outcomes) -> Answer:
         sentences=(
             *_describe_ratios(arms, memory),
             *_describe_cause(series),
-            *_describe_cure(series),
             *_describe_copy(series),
         ),
         questions=pair_questions("polaris", "P6", answer_formats(series, slowdown, memory)),
@@ -268,20 +267,6 @@ def _describe_cause(series: Mapping[str, FetchSeries]) -> Iterator[str]:
         f" its bytes. Fetching alone takes {say_wide('seconds', total)} in {published.FORMAT_EPOCHS} epochs on"
         f" {naive.trial.num_ranks} ranks (published: {print_seconds(more)} more than from memory, on"
         f" {published.NUM_RANKS})."
-    )
-
-
-def _describe_cure(series: Mapping[str, FetchSeries]) -> Iterator[str]:
-    """The slowest format, read on demand."""
-    found = [one for name in AS_PUBLISHED if (one := series.get(name_lazy(name))) and one.main is not None]
-    if not found:
-        return
-    slowest = max(found, key=lambda one: one.main.first_epoch_seconds.value if one.main else 0.0)
-    assert slowest.main is not None
-    yield (
-        f"With every format {READ_LATE}, the slowest first epoch of fetching takes"
-        f" {say_wide('seconds', slowest.main.first_epoch_seconds)} ({slowest.label}), its later ones"
-        f" {say_wide('seconds', slowest.main.epoch_seconds)}."
     )
 
 

@@ -27,6 +27,7 @@ from scalelab.recipes.feasibility import choose, make_sampling
 from scalelab.recipes.polaris import published
 from scalelab.recipes.polaris.jobs import list_durations, make_training_job, print_seconds, print_share
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.records.observations import TracedStep
 from scalelab.report.document import Table
 from scalelab.studies.network.answer import (
     LinkRow,
@@ -35,8 +36,6 @@ from scalelab.studies.network.answer import (
     read_device_share,
     read_latency,
     read_share,
-    read_transfer,
-    read_waiting,
 )
 from scalelab.studies.network.study import Network
 from scalelab.studies.shared.arms import Arm
@@ -105,7 +104,7 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
         answers["inside"] = (
             f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of the busy time"
             f" (computation and communication of a profiled step) on {published.LINK_RANKS} ranks of one node"
-            f" (published {print_share(published.ONE_NODE.share)}; below {format_share(NEGLIGIBLE)} we call it"
+            f" (published {print_share(published.ONE_NODE.share)}; below {100 * NEGLIGIBLE:g} % we call it"
             f" negligible).{bound_transfer(inside)}"
         )
     if two is not None:
@@ -146,24 +145,30 @@ def answer_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> d
 
 
 def bound_transfer(row: LinkRow) -> str:
-    """Waiting and transfer per step; where traces do not separate them, what transfer takes at most.
+    """What of a step's communication is waiting; where traces do not tell, what transfer takes at most.
 
     A rank waits in a collective until the last one enters it, so all ranks' transfer is within the shortest time.
     """
-    transfer, waiting = row.estimate(read_transfer), row.estimate(read_waiting)
-    if transfer is not None and waiting is not None:
+    total, waiting = row.estimate(read_communication), row.estimate(read_waiting_share)
+    if total is not None and waiting is not None:
         return (
-            f" Of a step, {say_wide('seconds', transfer)} are transfer and {say_wide('seconds', waiting)} are waiting"
-            " for another rank, which is not a cost of the link."
+            f" Of the {say_wide('seconds', total)} that a step communicates, {say_wide('share', waiting)} is waiting"
+            " for the other rank, which is not a cost of the link."
         )
     least = find_least_communication(row)
-    total = row.estimate(read_communication)
     if least is None or total is None:
         return ""
     return (
         f" At most {say_wide('seconds', least)} of its {say_wide('seconds', total)} per step are transfer (the rank"
         " that waits least); the rest is waiting for another rank, which is not a cost of the link."
     )
+
+
+def read_waiting_share(step: TracedStep) -> float | None:
+    """Waiting, of the time in collectives that all ranks' traces hold."""
+    if step.waiting_ns is None or step.transfer_ns is None or not step.waiting_ns + step.transfer_ns:
+        return None
+    return step.waiting_ns / (step.waiting_ns + step.transfer_ns)
 
 
 def find_least_communication(row: LinkRow) -> Estimate | None:
@@ -234,16 +239,18 @@ def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -
 
 
 def _describe_parts(where: str, row: LinkRow) -> Iterator[str]:
-    """Waiting and transfer separately, as the published profile does not have them."""
-    transfer, waiting = row.estimate(read_transfer), row.estimate(read_waiting)
-    if transfer is None or waiting is None:
+    """How long a step communicates and how much of that is waiting, which the published profile does not have."""
+    total, waiting = row.estimate(read_communication), row.estimate(read_waiting_share)
+    if total is None or waiting is None:
         return
     bandwidth = row.trained_bandwidth
-    rate = f", {format_quantity('bytes', bandwidth)}/s bus bandwidth" if bandwidth else ""
+    rate = f": {format_quantity('bytes', bandwidth)}/s bus bandwidth, waiting included," if bandwidth else ""
     nominal = row.link.bytes_per_second
     rate += f" on a {format_quantity('bytes', nominal)}/s link" if rate and nominal else ""
-    parts = [say_wide("seconds", part) for part in (transfer, waiting)]
-    yield f"A step {where}: {parts[0]} of transfer and {parts[1]} of waiting{rate}."
+    yield (
+        f"A step {where} communicates for {say_wide('seconds', total)}, {say_wide('share', waiting)} of it"
+        f" waiting{rate.removesuffix(',')}."
+    )
 
 
 def _predict(inside: LinkRow, between: LinkRow) -> Iterator[str]:

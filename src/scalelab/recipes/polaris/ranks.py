@@ -141,7 +141,7 @@ def answer_p2(size: Size, outcomes: Outcomes) -> Answer:
     answers = answer_discovery(outcomes) if sentences else {}
     return Answer(
         main=main,
-        tables=keep_tables(table, make_seconds_table(size, *totals), make_rank_table(outcomes)),
+        tables=keep_tables(make_rank_table(outcomes), table, make_seconds_table(size, *totals)),
         sentences=tuple(sentences),
         questions=pair_questions("polaris", "P2", answers | ({"speedup": f"{sentences[0]}{detail}"} if main else {})),
     )

@@ -263,7 +263,7 @@ def make_p3(size: Size) -> Row:
     widths = ",".join(str(base * factor) for factor in choose(size, small=(2, 4), full=(2, 4, 8)))
     ranks = choose_ranks(size, published.NUM_RANKS)
 
-    def vary(*dimensions: str, rounds: int = 3) -> Dimensions:
+    def vary(*dimensions: str, rounds: int = 5) -> Dimensions:
         return Dimensions(
             vary=dimensions,
             ranks=ranks,
