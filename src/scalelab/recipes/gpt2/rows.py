@@ -48,11 +48,7 @@ from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import TrainingRun
 from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Chart, Table
-from scalelab.report.tables import (
-    count_column,
-    make_column,
-    make_table,
-)
+from scalelab.report.tables import count_column, make_column, make_table
 from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.shared.communication import list_traced
 from scalelab.studies.shared.losses import plot_losses
@@ -167,9 +163,7 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             f"{published.TRAIN_STEPS} steps took {say('seconds', base)} on one rank and {say('seconds', ddp)} with DDP"
             f" on {published.TRAIN_RANKS}, {gain}. Each rank takes half of the micro-batches, and gradients are"
             f" all-reduced once per step, with the last of them{count_buckets(outcomes)}"
-            f"{explain_loss(ratio, measure_gap(outcomes))}."
-            " The mean loss over"
-            " ranks is of the baseline's samples, yet differs a little: every rank draws dropout masks of its own."
+            f"{explain_loss(ratio, measure_gap(outcomes))}.{contrast_losses(outcomes)}"
         )
     ratios = {
         name: ratio
@@ -196,6 +190,19 @@ def answer_training(totals: Mapping[str, Estimate | None], outcomes: Outcomes) -
             f" {learnt}{explain_unsharded(ratios.get('fsdp-none'))}"
         )
     return answers
+
+
+def contrast_losses(outcomes: Outcomes) -> str:
+    """The losses of one rank and of DDP at the published steps; empty where one is unknown."""
+    base, ddp = (list_losses(outcomes.get(name)) for name in (BASELINE, "ddp"))
+    steps = [step for step in published.LOSSES if step < min(len(base), len(ddp))]
+    if not steps:
+        return ""
+    listed = ", ".join(f"{format_loss(ddp[step])} against {format_loss(base[step])} at step {step}" for step in steps)
+    return (
+        f" Losses with DDP and on one rank: {listed}. The mean over ranks is of the baseline's samples; the small"
+        " difference is that of dropout, as every rank draws masks of its own."
+    )
 
 
 def name_slower(names: Sequence[str]) -> str:
@@ -283,8 +290,7 @@ def describe_sharding(outcomes: Outcomes, *, is_slower: bool = True) -> str:
     words = (
         f"Sharding changes where states live, not what is computed{pays if is_slower else ''}. By count, and apart"
         f" from activations and gathered parameters, a rank holds: {listed} (DDP also has communication buckets, 4"
-        " bytes"
-        f" per parameter){hidden if is_hidden else ''}."
+        f" bytes per parameter){hidden if is_hidden else ''}."
     )
     ddp, full = forecast.get("ddp"), forecast.get("fsdp-full")
     if ddp and full:

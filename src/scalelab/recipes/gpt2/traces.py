@@ -29,7 +29,7 @@ from scalelab.studies.shared.communication import PARTS, estimate_traced, list_t
 from scalelab.studies.shared.study import FEW_STEPS
 from scalelab.studies.strategies.study import Strategies
 from scalelab.trace.operators import Amount, Comparison, OperatorChange, Side, compare_operators
-from scalelab.units import format_count, format_quantity, format_share, is_known
+from scalelab.units import choose_unit, format_count, format_estimate, format_quantity, format_share, is_known
 
 TRACES = "traces"
 MOST_NAMES = 2
@@ -244,7 +244,8 @@ def describe_machinery(arms: Mapping[str, Arm]) -> Iterator[str]:
 def name_largest(more: Mapping[str, Sequence[float]]) -> str:
     """The part that grew most, where it did in comparison with each other one beyond its interval."""
     means = {part: estimate_location(found) for part, found in more.items()}
-    listed = ", ".join(f"{part} {say_change(mean)}" for part, mean in means.items())
+    unit = choose_unit("seconds", list(means.values()))
+    listed = ", ".join(f"{part} {format_estimate(mean, unit)} {unit.symbol}" for part, mean in means.items())
     largest = max(means, key=lambda part: means[part].value)
     ahead = [
         estimate_location([one - other for one, other in zip(more[largest], more[part], strict=True)])
