@@ -94,14 +94,14 @@ def test_both_peaks_are_told_with_what_they_agree_on(tmp_path: Path) -> None:
     assert words[-1].startswith("The exported ONNX network, run by onnxruntime, gives no other logits")
 
 
-def test_what_the_rounding_of_logits_changes_is_counted_by_image(tmp_path: Path) -> None:
+def test_ties_of_rounded_logits_are_counted_by_image(tmp_path: Path) -> None:
     quantized = read_quantized(play(0, tmp_path)[1])
     assert quantized is not None
     last = replace(quantized.layers[-1], tied_outputs=3)
     tied = replace(quantized, layers=(*quantized.layers[:-1], last))
     words = list(describe_ties(tied, answer_stages(tied)))
     assert words[0].startswith("In 3 of 200 images two int8 logits tie for the largest")
-    assert words[1].startswith("int8 classifies 2 images differently from float; with int32 sums 1 of 2 get")
+    assert len(words) == 1
     assert list(describe_ties(quantized, answer_stages(quantized))) == []
 
 

@@ -87,7 +87,7 @@ def test_accuracy_has_an_interval_and_its_change_too() -> None:
 def test_chosen_range_and_three_deviations_are_drawn_into_a_histogram() -> None:
     chart = list_charts(make_record())["conv0: weights"]
     assert sorted(value["at"] for value in list_values(chart, "rule")) == [-3, -2, 2, 3]
-    assert set(list_texts(chart)) == {"range", "mean − 3σ", "mean + 3σ"}
+    assert set(list_texts(chart)) == {"range", "−3σ", "+3σ"}
 
 
 def test_results_before_and_after_are_two_series() -> None:

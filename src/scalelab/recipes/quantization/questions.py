@@ -361,7 +361,8 @@ def compare_last(networks: Sequence[Quantized]) -> str:
     words = "is worse" if change.high < 0 else "is better" if change.low > 0 else "does not clearly differ"
     return (
         f" All in integers (K = 255, as published) {words}, by {say_pooled(change, networks)} against a scaled bias and"
-        f" float activations (published: {BIAS_ALL_PERCENT} % then, {BIAS_RAW_PERCENT} % before)."
+        f" float activations (published: {BIAS_ALL_PERCENT} % all in integers, {BIAS_RAW_PERCENT} % with an unscaled"
+        " bias)."
     )
 
 
@@ -373,14 +374,6 @@ def describe_ties(quantized: Quantized, found: Mapping[str, StageAnswer]) -> Ite
         f"In {tied:,} of {len(quantized.labels):,} images two int8 logits tie for the largest. With"
         f" the int32 sums of the last layer as logits, the network {describe(found['int8-accumulators'])}."
     )
-    stages = (found[name].stage.predictions for name in ("float", "int8", "int8-accumulators"))
-    other = [(true, sums) for true, rounded, sums in zip(*stages, strict=True) if rounded != true]
-    if other:
-        num_repaired = sum(sums == true for true, sums in other)
-        yield (
-            f"int8 classifies {format_count(len(other), 'image')} differently from float; with int32 sums"
-            f" {num_repaired:,} of {len(other):,} get float's class: rounding logits to a byte cost them that."
-        )
 
 
 def describe_export(quantized: Quantized) -> Iterator[str]:

@@ -181,8 +181,7 @@ def make_scale_table(quantized: Quantized) -> Table | None:
             f"with K = {published.CLAMP}; n_w: what weights are multiplied by; n_out: what a layer's int32 sums are"
             " multiplied by to become int8",
             f"sums: {published.CLAMP} / max|input| · Π(n_w · n_out) of the layers before · n_w, which a bias is"
-            " multiplied"
-            " by; output: sums · n_out = 127 / max|a|",
+            " multiplied by; output: sums · n_out = 127 / max|a|",
         ),
     )
 
@@ -393,7 +392,8 @@ QUANTIZATION = Recipe(
     stand_in="digits of scikit-learn instead of CIFAR-10; Q1 to Q4 train for 8 epochs instead of 2, Q5 for"
     " 2, as later its bias decides no image",
     terms="Terms: float: the network as trained; other stages replace its numbers by integers. Every row trains several"
-    " networks that differ in the seed: “over seeds” an interval is of networks, “over images” of other test images.",
+    " networks that differ in the seed: “over seeds” an interval is of networks, “over images” of other test images."
+    " Changes over seeds are medians (Hodges–Lehmann) and need not add up.",
     make_rows=make_rows,
     make_checks=make_checks,
 )

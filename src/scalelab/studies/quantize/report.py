@@ -314,7 +314,7 @@ def _list_ranges(histogram: Histogram) -> list[Row]:
     """The ends of the chosen range, and the mean ± three deviations where they are near what is drawn."""
     three = 3 * histogram.deviation
     width = histogram.high - histogram.low
-    sigma = [("deviation", "mean − 3σ", histogram.mean - three), ("deviation", "mean + 3σ", histogram.mean + three)]
+    sigma = [("deviation", "−3σ", histogram.mean - three), ("deviation", "+3σ", histogram.mean + three)]
     sigma = sigma[1:] if histogram.least >= 0 else sigma  # nothing lies below 0
     near = [one for one in sigma if histogram.low - width / 2 <= one[2] <= histogram.high + width / 2]
     chosen = [("chosen", "range", histogram.chosen_low), ("chosen", "range", histogram.chosen_high)]
