@@ -79,8 +79,8 @@ TABLES = {
     ("gpt2", "G5", "Loss"): [0, 5, 10, 15, 19],
     ("gpt2", "G5", "All 20 steps"): ["single", "ddp", "fsdp-full", "fsdp-grad-op", "fsdp-none"],
     ("scaling", "S2", "Strong scaling"): ["plain loop", "ddp × 1", "ddp × 2", "ddp × 4"],
-    ("scaling", "S3", "Model size"): [
-        f"{size} × {ranks}" for size in ("dim=128 depth=2", "dim=1024 depth=3") for ranks in (1, 2, 4)
+    ("scaling", "S3", "A small and a large model"): [
+        case for case in ("small, mlp 128×2", "large, mlp 1024×3") for _ in (1, 2, 4)
     ],
     ("scaling", "S4", "Strategies"): ["plain loop", "dp × 2 (emulated)", "ddp × 2"],
     ("scaling", "S5B", "Batch shared by all ranks"): [32, 64, 128, 256, 512, 1024, 2048],
@@ -102,9 +102,9 @@ def test_tables_have_the_columns_that_were_asked_for(documents: dict[str, Docume
         return {column.key for column in find_table(documents["scaling"], row, title).columns}
 
     assert {"step_seconds", "speedup", "efficiency"} <= list_keys("S2", "Strong scaling")
-    assert {"step_seconds", "speedup"} <= list_keys("S3", "Model size")
-    assert {"step_seconds", "variation", "peak_memory_bytes"} <= list_keys("S4", "Strategies")
-    assert {"busy", "memory_bytes"} <= list_keys("S4", "Devices")
+    assert {"ranks", "step_seconds", "speedup"} <= list_keys("S3", "A small and a large model")
+    assert {"step_seconds", "variation", "busy_0", "bytes_0"} <= list_keys("S4", "Utilization, variance and memory")
+    assert {"busy", "idle"} <= list_keys("S4", "Devices")
 
 
 def test_a_batch_that_does_not_fit_is_a_line(documents: dict[str, Document]) -> None:
@@ -174,7 +174,7 @@ def play_full(name: str, only: tuple[str, ...], runs_dir: Path, monkeypatch: pyt
         ("gpt2", "G2", r"steps/s +\| .* \| +3\.98"),
         ("gpt2", "G5", r"fsdp-grad-op \| .* \| +58\.6 s"),
         ("scaling", "S2", r"ddp × 4†?"),
-        ("scaling", "S3", r"dim=8192 depth=8 × 4†?"),
+        ("scaling", "S3", r"large, mlp 8192×8†? +\| +4 +\| .*"),
         ("scaling", "S4", r"dp × 4†?"),
         ("scaling", "S5B", r"batch \| .*ddp × 4†?(?: \(oversubscribed\))? \[m?s\] \| .*"),
         ("resnet", "R2", r"4 devices, batch 512 +\| .* \| +5\.160 s"),

@@ -6,7 +6,7 @@ rows that are of one kind become one that names the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scalelab.analysis.estimate import Estimate
@@ -200,7 +200,9 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
 
 def make_section(one: Concluded) -> Section:
     """A row's answers first, then its numbers beside the published ones, then the main tables of its studies."""
-    why = f"{'Not run' if one.is_hindered and not one.row.state else 'Incomplete'}: {one.reason}." if one.reason else ""
+    lead = "Unlike the assignment" if set(one.row.parts) <= set(one.outcomes) else "Incomplete"
+    lead = "Not run" if one.is_hindered and not one.row.state else lead
+    why = f"{lead}: {one.reason}." if one.reason else ""
     wanted = one.row.shows or one.shown
     outcomes = {key: one.shown[key] for key in wanted if key in one.shown and one.shown[key].document is not None}
     named = {one.row.name_part(key): outcome for key, outcome in outcomes.items()}
@@ -217,12 +219,12 @@ def make_section(one: Concluded) -> Section:
     sentences = one.answer.sentences or tuple(quote_studies(named, is_crowded))
     rest = [sentence for sentence in sentences if not any(sentence in answer for answer in answers)]
     main = rest[:MOST_SENTENCES] if one.row.parts else rest[:1]  # without questions its sentences are the answer
-    lead = (*((why,) if why else ()), *list_setting(one), *(answers or main))
+    first = (*((why,) if why else ()), *list_setting(one), *(answers or main))
     return Section(
         heading=f"{one.row.id} · {one.row.title}",
-        paragraphs=(*lead, *(rest[:MOST_SENTENCES] if answers else rest[len(main) :])),
+        paragraphs=(*first, *(rest[:MOST_SENTENCES] if answers else rest[len(main) :])),
         most_lines=one.row.most_lines,
-        num_answers=None if one.row.is_extra or (one.row.state and not answers) else len(lead),
+        num_answers=None if one.row.is_extra or (one.row.state and not answers) else len(first),
         questions=tuple(question.heading for question in one.answer.questions),
         tables=(*one.answer.tables, *merge_tables(tables, is_marked=len(outcomes) > 1)),
         charts=one.answer.charts or tuple(choose_charts(named)),
@@ -389,11 +391,3 @@ def _merge_alike(group: Sequence[Found]) -> Caution:
 
 def _name(one: Found) -> str:
     return f"{one.row} {one.caution.subject}".strip()
-
-
-def join_alike(reasons: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
-    """Every reason once, with the names of those that share it."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items() if isinstance(reasons, Mapping) else reasons:
-        names.setdefault(reason, []).append(name)
-    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())

@@ -7,7 +7,7 @@ part, and its document is theirs under one title. So it is stored, resumed, show
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -28,7 +28,6 @@ from scalelab.recipes.recipe import Outcome, Recipe, Row, Size, list_scripts
 from scalelab.recipes.report import (
     Concluded,
     find_findings,
-    join_alike,
     list_cautions,
     make_check_table,
     make_overview,
@@ -239,7 +238,9 @@ class Reproduce(Study):
 
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         """The recipe and its rows; in small first what stands in for the published setup."""
-        rows = f"{self.recipe} · {self.size} · rows {' '.join(row.id for row in self.rows)}"
+        asked, extra = (" ".join(row.id for row in self.rows if row.is_extra is is_extra) for is_extra in (False, True))
+        more = f" · beyond the assignment, in the full report: {extra}" if extra and asked else ""
+        rows = f"{self.recipe} · {self.size} · rows {asked or extra}{more}"
         if self.size != "small":
             return rows
         places = {"CPU" if result.trial.device == "cpu" else "GPU" for result in results}
@@ -361,3 +362,11 @@ def _select(results: Sequence[TrialResult], prefix: str, key: str) -> tuple[Tria
 
 def conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
     return Outcome(study=study, results=results, document=study.conclude(results) if results else None)
+
+
+def join_alike(reasons: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    """Every reason once, with the names of those that share it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items() if isinstance(reasons, Mapping) else reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())

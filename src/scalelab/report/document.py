@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -240,14 +240,17 @@ class Document:
             )
             for place, section in enumerate(answered)
         ]
-        return replace(self, sections=tuple(sections), findings=(), cautions=self._shorten_cautions(), environment=())
+        gone = {section.heading.partition(" · ")[0] for section in self.sections if section.num_answers is None}
+        cautions = self._shorten_cautions(gone)
+        return replace(self, sections=tuple(sections), findings=(), cautions=cautions, environment=())
 
-    def _shorten_cautions(self) -> tuple[Caution, ...]:
+    def _shorten_cautions(self, gone: Set[str]) -> tuple[Caution, ...]:
         """Every failure and the worst warnings, without advice; the last says how many are left out.
 
-        Those about noise of several parts become one, which names the parts.
+        Those about noise of several parts become one, which names the parts; parts that are `gone` have none.
         """
-        warnings = _merge_noise(self.warnings)
+        there = [replace(one, rows=tuple(row for row in one.rows if row not in gone)) for one in self.warnings]
+        warnings = _merge_noise([one for one in there if one.subject not in gone or not one.subject])
         kept = [replace(caution, next_step="") for caution in (*self.failures, *warnings[:BRIEF_WARNINGS])]
         left_out = len(warnings) - BRIEF_WARNINGS
         if left_out > 0:
