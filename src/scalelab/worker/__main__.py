@@ -18,7 +18,7 @@ from scalelab.launch.agreement import Assignment, die_with_parent
 from scalelab.records.files import read_trial
 from scalelab.records.tasks import Script
 from scalelab.records.trial import from_builtins
-from scalelab.worker.script.prelude import run_prelude
+from scalelab.worker.script.execution import run_prelude
 
 
 def main(parent: str, assignment: str) -> int:

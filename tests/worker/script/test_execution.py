@@ -15,8 +15,7 @@ from scalelab.launch.agreement import Assignment, copy_for_script
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Block, StepKind
 from scalelab.worker.script import runner
-from scalelab.worker.script.execution import find_function
-from scalelab.worker.script.prelude import run_prelude
+from scalelab.worker.script.execution import find_function, run_prelude
 from scalelab.worker.script.refusal import OWN_PROCESSES, describe_wait, find_hint, find_step
 from scalelab.worker.script.runner import ScriptFinished, giving_up, run_script
 from scalelab.worker.script.session import ScriptSession
