@@ -44,7 +44,7 @@ ENTRIES: dict[str, FormatEntry] = {
     "safetensors": FormatEntry(sentence="safetensors, memory-mapped", suffix=".safetensors", module=".safetensors"),
     "zarr": FormatEntry(sentence="zarr in chunks", suffix=".zarr", module=".zarr", extra="formats"),
     "arrow": FormatEntry(sentence="Arrow IPC, memory-mapped", suffix=".arrow", module=".arrow", extra="formats"),
-    "parquet": FormatEntry(sentence="Parquet in row groups", suffix=".parquet", module=".parquet", extra="formats"),
+    "parquet": FormatEntry(sentence="Parquet in row groups", suffix=".parquet", module=".arrow", extra="formats"),
     "lmdb": FormatEntry(sentence="LMDB, one record per sample", suffix=".lmdb", module=".lmdb", extra="formats"),
     "webdataset": FormatEntry(sentence="a tar of samples, WebDataset layout", suffix=".tar", module=".webdataset"),
 }
