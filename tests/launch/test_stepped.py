@@ -13,9 +13,7 @@ import pytest
 
 from scalelab.launch.local import LocalLauncher
 from scalelab.launch.ranks.namespaces import EmulatedHost, emulate_hosts, parse_link
-from scalelab.launch.rendezvous import Guest, seat_guests
 from scalelab.launch.stepped import LaunchStep, StepLauncher
-from scalelab.launch.supervisor import choose_cores, choose_device_number
 from scalelab.records.launchers import Allocation
 from scalelab.records.trial import Status, StepPlan, Trial, TrialResult
 from tests.launch.played import write_mpiexec
@@ -165,23 +163,3 @@ def test_a_node_without_a_way_to_the_master_is_named(play: Any, nodes: list[Emul
     result = play(make_short(), step=TWO_NODES, **name_nodes(nodes, tmp_path))
     assert result.status is Status.CRASHED
     assert "rank 1 on node1 cannot reach rank 0 on node0 at 10.0.0.1:" in result.reason
-
-
-def test_ranks_share_out_a_mask_that_all_have_and_keep_one_of_their_own() -> None:
-    trial = make_short(threads_per_rank=2)
-
-    def choose(*masks: tuple[int, ...]) -> list[tuple[int, ...]]:
-        seats = seat_guests([Guest(rank=rank, node="n", mask=mask) for rank, mask in enumerate(masks)])
-        return [choose_cores(trial, mask, seats[rank]) for rank, mask in enumerate(masks)]
-
-    everywhere, far = (0, 1, 2, 3), (8, 9, 10, 11)
-    assert choose(everywhere, everywhere) == [(0, 1), (2, 3)]
-    assert choose((0, 1, 2), (8, 9, 10)) == [(0, 1), (8, 9)]
-    assert choose(everywhere, everywhere, far, far) == [(0, 1), (2, 3), (8, 9), (10, 11)]
-
-
-def test_a_rank_takes_the_only_gpu_that_it_is_shown() -> None:
-    assert choose_device_number(3, 4, "3") == 0
-    assert choose_device_number(3, 4, "0,1,2,3") == 3
-    assert choose_device_number(3, 4, None) == 3
-    assert choose_device_number(0, 1, "2") == 0

@@ -32,6 +32,7 @@ from scalelab.launch.agreement import (
 from scalelab.launch.launcher import check_torch
 from scalelab.launch.outcome import RankEnd, conclude_trial
 from scalelab.launch.ranks.discovery import Membership, find_membership
+from scalelab.launch.ranks.placement import choose_cores, make_assignment, read_mask
 from scalelab.launch.rendezvous import (
     Guest,
     Meeting,
@@ -41,7 +42,6 @@ from scalelab.launch.rendezvous import (
     join_meeting,
     open_meeting,
 )
-from scalelab.launch.supervisor import choose_cores, make_assignment, read_mask
 from scalelab.records.environment import read_load_average
 from scalelab.records.files import read_json, read_trial, storage_errors
 from scalelab.records.trial import Trial, TrialResult

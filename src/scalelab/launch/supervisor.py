@@ -39,18 +39,17 @@ from scalelab.launch.agreement import (
 from scalelab.launch.local import dump_stacks
 from scalelab.launch.ranks.discovery import Membership, find_membership, list_claims
 from scalelab.launch.ranks.mpi import ask_mpi_aside
-from scalelab.launch.ranks.placement import bind_ranks
+from scalelab.launch.ranks.placement import choose_cores, make_assignment, read_mask
 from scalelab.launch.rendezvous import (
     Guest,
     Meeting,
     MeetingPlace,
-    Neighbours,
     choose_address,
     join_meeting,
     open_meeting,
 )
 from scalelab.launch.utilization import watch_rank
-from scalelab.records.environment import count_oom_kills, usable_cores
+from scalelab.records.environment import count_oom_kills
 from scalelab.records.files import read_trial, write_json
 from scalelab.records.observations import RankReport, RankSource
 from scalelab.records.trial import Cause, Status, Trial, to_builtins
@@ -174,26 +173,6 @@ def choose_listener(seat: Seat) -> tuple[str, int]:
     return choose_address(os.environ, is_one_node=is_one_node), port
 
 
-def make_assignment(member: Membership, meeting: Meeting, directory: Path, cores: tuple[int, ...]) -> Assignment:
-    """What a rank is to do, and where."""
-    neighbours = meeting.neighbours
-    local_rank = neighbours.position if member.local_rank is None else member.local_rank
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Assignment(
-        directory=str(directory),
-        rank=member.rank,
-        local_rank=choose_device_number(local_rank, neighbours.num_local_ranks, visible),
-        num_local_ranks=neighbours.num_local_ranks,
-        cores=cores,
-        address=meeting.address,
-        port=meeting.port,
-        listen_fd=meeting.listen_fd,
-        launcher=member.launcher,
-        agreeing=member.agreeing,
-        host_rank=member.local_rank,
-    )
-
-
 def list_sources(trial: Trial) -> tuple[RankSource, ...]:
     """What every source reports of this rank; MPI itself is queried only if the trial requests it."""
     by_variables = tuple(
@@ -207,26 +186,6 @@ def list_sources(trial: Trial) -> tuple[RankSource, ...]:
         for claim in list_claims(os.environ)
     )
     return (*by_variables, ask_mpi_aside()) if "mpi" in trial.instruments else by_variables
-
-
-def read_mask() -> tuple[int, ...]:
-    """The cores that the launcher lets this process use."""
-    return tuple(sorted(usable_cores()))
-
-
-def choose_cores(trial: Trial, mask: tuple[int, ...], neighbours: Neighbours) -> tuple[int, ...]:
-    """This rank's cores: from its own mask if the launcher set one, else its share of the node's.
-
-    As many as the local launcher gives, so that trials of every launcher compare like with like.
-    """
-    return bind_ranks(trial, neighbours.num_alike, mask)[neighbours.position_alike]
-
-
-def choose_device_number(local_rank: int, num_local_ranks: int, visible: str | None) -> int:
-    """The GPU of a rank: the only visible one, or the one with its local rank."""
-    if visible is not None and num_local_ranks > 1 and len(visible.split(",")) == 1:
-        return 0
-    return local_rank
 
 
 def describe_network(seat: Seat, meeting: Meeting) -> dict[str, str]:

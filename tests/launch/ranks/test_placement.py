@@ -14,7 +14,9 @@ from scalelab.launch.ranks.placement import (
     LocalDevice,
     Placement,
     bind_ranks,
+    choose_cores,
     choose_device,
+    choose_device_number,
     find_distance,
     find_mistakes,
     find_numa_nodes,
@@ -27,6 +29,7 @@ from scalelab.launch.ranks.placement import (
     read_numa_nodes,
     read_placement,
 )
+from scalelab.launch.rendezvous import Guest, seat_guests
 from scalelab.records.trial import Trial
 
 POLARIS_MASKS = ["0x3", "0x300", "0x30000", "0x3000000"]
@@ -198,3 +201,23 @@ def test_the_driver_has_ten_seconds_to_list_its_devices(monkeypatch: pytest.Monk
     monkeypatch.setattr("subprocess.run", run)
     assert [device.index for device in list_devices(Path("nowhere"))] == [1]
     assert asked == [(10, False)]
+
+
+def test_ranks_share_out_a_mask_that_all_have_and_keep_one_of_their_own() -> None:
+    trial = Trial(configuration="c", workload="mlp", strategy="ddp", num_ranks=4, global_batch=4, threads_per_rank=2)
+
+    def choose(*masks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        seats = seat_guests([Guest(rank=rank, node="n", mask=mask) for rank, mask in enumerate(masks)])
+        return [choose_cores(trial, mask, seats[rank]) for rank, mask in enumerate(masks)]
+
+    everywhere, far = (0, 1, 2, 3), (8, 9, 10, 11)
+    assert choose(everywhere, everywhere) == [(0, 1), (2, 3)]
+    assert choose((0, 1, 2), (8, 9, 10)) == [(0, 1), (8, 9)]
+    assert choose(everywhere, everywhere, far, far) == [(0, 1), (2, 3), (8, 9), (10, 11)]
+
+
+def test_a_rank_takes_the_only_gpu_that_it_is_shown() -> None:
+    assert choose_device_number(3, 4, "3") == 0
+    assert choose_device_number(3, 4, "0,1,2,3") == 3
+    assert choose_device_number(3, 4, None) == 3
+    assert choose_device_number(0, 1, "2") == 0

@@ -26,11 +26,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from scalelab.launch.agreement import Assignment
 from scalelab.records.environment import usable_cores
 from scalelab.records.settings import Bind, find_kind
 from scalelab.records.trial import Trial
+
+if TYPE_CHECKING:
+    from scalelab.launch.ranks.discovery import Membership
+    from scalelab.launch.rendezvous import Meeting, Neighbours
 
 SYSTEM = Path("/sys")
 
@@ -273,6 +278,46 @@ def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tupl
     near = [choose_device(local_rank, devices, read_visible_devices()) for local_rank in range(num_ranks)]
     wanted = [None if device is None else device.numa_node for device in near]
     return bind_cores(trial.bind, num_ranks, width, cores, read_numa_nodes(), wanted)
+
+
+def read_mask() -> tuple[int, ...]:
+    """The cores that the launcher lets this process use."""
+    return tuple(sorted(usable_cores()))
+
+
+def choose_cores(trial: Trial, mask: tuple[int, ...], neighbours: Neighbours) -> tuple[int, ...]:
+    """This rank's cores: from its own mask if the launcher set one, else its share of the node's.
+
+    As many as the local launcher gives, so that trials of every launcher compare like with like.
+    """
+    return bind_ranks(trial, neighbours.num_alike, mask)[neighbours.position_alike]
+
+
+def choose_device_number(local_rank: int, num_local_ranks: int, visible: str | None) -> int:
+    """The GPU of a rank: the only visible one, or the one with its local rank."""
+    if visible is not None and num_local_ranks > 1 and len(visible.split(",")) == 1:
+        return 0
+    return local_rank
+
+
+def make_assignment(member: Membership, meeting: Meeting, directory: Path, cores: tuple[int, ...]) -> Assignment:
+    """What a rank is to do, and where."""
+    neighbours = meeting.neighbours
+    local_rank = neighbours.position if member.local_rank is None else member.local_rank
+    visible = read_visible_devices()
+    return Assignment(
+        directory=str(directory),
+        rank=member.rank,
+        local_rank=choose_device_number(local_rank, neighbours.num_local_ranks, visible),
+        num_local_ranks=neighbours.num_local_ranks,
+        cores=cores,
+        address=meeting.address,
+        port=meeting.port,
+        listen_fd=meeting.listen_fd,
+        launcher=member.launcher,
+        agreeing=member.agreeing,
+        host_rank=member.local_rank,
+    )
 
 
 def find_distance(
