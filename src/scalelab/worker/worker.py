@@ -59,7 +59,6 @@ from scalelab.worker.loop import run_block
 from scalelab.worker.memory.limit import LimitWatch, give_pages, limit_memory
 from scalelab.worker.memory.split import forecast_rank
 from scalelab.worker.reading import run_reading
-from scalelab.worker.strategies.dp import own_cores
 from scalelab.worker.training import Training, build_training
 from scalelab.worker.training_run import TrainingLoop
 
@@ -189,7 +188,8 @@ def _build(
     if trial.is_emulated and assignment.cores:
         is_watched = "utilization" in trial.instruments
         clock = make_replica_clock(directory, trial.num_ranks) if is_watched else None
-        own_cores(training.model, share_cores(trial, assignment), clock)
+        emulated: Any = training.model
+        emulated.own_cores(share_cores(trial, assignment), clock)
     buffers = sum(buffer.nbytes for buffer in training.model.buffers())
     report = replace(
         report,

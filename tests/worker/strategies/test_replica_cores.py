@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from scalelab.records.environment import usable_cores
-from scalelab.worker.strategies.dp import EmulatedDataParallel, own_cores
+from scalelab.worker.strategies.dp import EmulatedDataParallel
 
 
 class Curious(nn.Module):
@@ -29,7 +29,7 @@ def test_every_replica_runs_on_its_own_cores_and_the_caller_stays_where_it_was()
     before, cores = os.sched_getaffinity(0), usable_cores()
     model = Curious()
     spread = EmulatedDataParallel(model, 2)
-    own_cores(spread, ((cores[0],), (cores[-1],)))
+    spread.own_cores(((cores[0],), (cores[-1],)))
     spread(torch.ones(4, 2)).sum().backward()
     assert sorted(model.seen) == sorted([(cores[0],), (cores[-1],)])
     assert os.sched_getaffinity(0) == before

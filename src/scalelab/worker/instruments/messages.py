@@ -37,9 +37,7 @@ from scalelab.records.trial import Trial
 from scalelab.worker.memory.recording import list_replicas
 from scalelab.worker.models.gpt2 import Attention
 from scalelab.worker.step import mark_nothing, take_step
-from scalelab.worker.strategies.deepspeed import ZeroModel, describe_engine
 from scalelab.worker.strategies.experts import find_experts
-from scalelab.worker.strategies.local_sgd import find_average
 from scalelab.worker.strategies.meshes import GROUPS
 from scalelab.worker.strategies.pipeline import StagedModel
 from scalelab.worker.strategies.plans import count_cut, count_reduced, count_sent, list_tied
@@ -81,7 +79,7 @@ def watch_messages(trial: Trial, training: Training, _: Path, report: RankReport
     strategy = find_strategy(trial.strategy)
     if training.clip_norm is not None and strategy.count_shards("gradients", trial.num_ranks) > 1:
         basis = replace(basis, clip_bytes=8 if trial.dtype == "float64" else 4)
-    average = find_average(training.optimizer)
+    average = getattr(training.optimizer, "average", None)  # of local SGD
     if average is not None:
         while not average.is_next:
             take_step(training, mark_nothing)
@@ -283,9 +281,10 @@ def measure_local(weight: torch.Tensor) -> int:
 
 
 def describe_basis(model: nn.Module) -> MessageBasis:
-    """The sizes of a model, whatever its strategy."""
-    if isinstance(model, ZeroModel):
-        return describe_engine(model)
+    """The sizes of a model, whatever its strategy; one that an engine runs says them itself."""
+    if hasattr(model, "describe_message_basis"):
+        described: MessageBasis = model.describe_message_basis()  # type: ignore[operator]
+        return described
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     norms = [m for m in model.modules() if isinstance(m, SyncBatchNormOnCpu | SyncBatchNorm)]
     return MessageBasis(

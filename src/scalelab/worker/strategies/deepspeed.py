@@ -53,6 +53,22 @@ class ZeroModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.engine(*args, **kwargs)
 
+    def describe_message_basis(self) -> MessageBasis:
+        """The sizes that an engine's messages follow from: flat parameters, or small ones first and then the others."""
+        zero, num_ranks = self.engine.optimizer, dist.get_world_size()
+        trained = [one for one in self.module.parameters() if one.requires_grad]
+        sizes = [(getattr(one, "ds_numel", one.numel()), one.element_size(), is_whole(one)) for one in trained]
+        padded = [(-(-number // num_ranks) * num_ranks * size, small) for number, size, small in sizes]
+        units = [sum(size for size, small in padded if small is wanted) for wanted in (True, False)]
+        is_flat = hasattr(zero, "bit16_groups_flat")
+        return MessageBasis(
+            gradient_bytes=sum(number * size for number, size, _ in sizes),
+            num_gradients=sum(number for number, *_ in sizes),
+            buffer_bytes=sum(buffer.nbytes for buffer in self.buffers()),
+            unit_bytes=(sum(flat.nbytes for flat in zero.bit16_groups_flat),) if is_flat else tuple(units),
+            clip_bytes=4 if is_flat else 8,
+        )
+
 
 class EngineOptimizer(torch.optim.Optimizer):
     """What the loop and its schedule see of an engine: groups and state are those of the optimizer inside."""
@@ -107,23 +123,6 @@ def load_deepspeed(device: torch.device) -> ModuleType:
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
     return deepspeed
-
-
-def describe_engine(model: ZeroModel) -> MessageBasis:
-    """The sizes that an engine's messages follow from: flat parameters, or small ones first and then the others."""
-    zero, num_ranks = model.engine.optimizer, dist.get_world_size()
-    trained = [one for one in model.module.parameters() if one.requires_grad]
-    sizes = [(getattr(one, "ds_numel", one.numel()), one.element_size(), is_whole(one)) for one in trained]
-    padded = [(-(-number // num_ranks) * num_ranks * size, small) for number, size, small in sizes]
-    units = [sum(size for size, small in padded if small is wanted) for wanted in (True, False)]
-    is_flat = hasattr(zero, "bit16_groups_flat")
-    return MessageBasis(
-        gradient_bytes=sum(number * size for number, size, _ in sizes),
-        num_gradients=sum(number for number, *_ in sizes),
-        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        unit_bytes=(sum(flat.nbytes for flat in zero.bit16_groups_flat),) if is_flat else tuple(units),
-        clip_bytes=4 if is_flat else 8,
-    )
 
 
 def is_whole(parameter: torch.Tensor) -> bool:

@@ -171,14 +171,12 @@ class EmulatedDataParallel(nn.Module):
         gathered = _RunReplicas.apply(call, *parameters, *tensors)  # type: ignore[no-untyped-call]
         return tree_unflatten(call.fill_outputs(gathered), call.output_spec)
 
+    def own_cores(self, cores: Cores, seconds: memoryview[float] | None = None) -> None:
+        """Give every replica its own cores, as it would have a GPU, and add up its CPU time.
 
-def own_cores(model: nn.Module, cores: Cores, seconds: memoryview[float] | None = None) -> None:
-    """Give every replica its own cores, as it would have a GPU, and add up its CPU time.
-
-    Replica 0 shares the cores of the thread that calls the model, which the caller has pinned there.
-    """
-    emulated: Any = model
-    emulated.cores, emulated.seconds = cores, seconds
+        Replica 0 shares the cores of the thread that calls the model, which the caller has pinned there.
+        """
+        self.cores, self.seconds = cores, seconds
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,3 @@ def average_after_steps(make: Factory, model: nn.Module, trial: Trial) -> torch.
     optimizer.register_step_post_hook(average)
     optimizer.average = average  # type: ignore[attr-defined]
     return optimizer
-
-
-def find_average(optimizer: torch.optim.Optimizer) -> PeriodicAverage | None:
-    """What averages the parameters of an optimizer; None: nothing does."""
-    return getattr(optimizer, "average", None)
