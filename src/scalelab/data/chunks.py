@@ -29,7 +29,6 @@ import numpy as np
 
 from scalelab.data.chunk_cache import CacheSize
 from scalelab.data.formats.catalogue import find_format, load_format
-from scalelab.data.formats.npy import list_columns
 from scalelab.data.formats.stored import StoredSet, reading_errors
 from scalelab.data.order import MOST_AMPLIFICATION
 from scalelab.errors import DataUnreadable
@@ -286,7 +285,7 @@ def _find_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo, num_bytes: int
 
 def describe_npy(path: Path) -> tuple[ColumnChunks, ...]:
     """One memory-mapped file per column."""
-    files = list_columns(path) if path.is_dir() else [path]
+    files = load_format("npy").open(path, {}).watched
     arrays = {file: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
     return tuple(
         ColumnChunks(
