@@ -82,6 +82,17 @@ def _pick(batches: Iterable[torch.Tensor], wanted: Sequence[int]) -> Iterator[to
             yield images[inside]
 
 
+def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
+    """Batches with `count` samples in total."""
+    for images in batches:
+        taken = images[:count]
+        count -= len(taken)
+        if len(taken):
+            yield taken
+        if count <= 0:
+            return
+
+
 def check_finite(images: torch.Tensor, what: str) -> None:
     if not torch.isfinite(images).all():
         kind = "NaN" if torch.isnan(images).any() else "infinite numbers"

@@ -18,7 +18,7 @@ from scalelab.data.order import Sequential
 from scalelab.errors import UsageError
 from scalelab.launch.agreement import quantized_file
 from scalelab.quantize.capture import unwrap
-from scalelab.quantize.held_out import HeldOut, split_batch
+from scalelab.quantize.held_out import HeldOut, split_batch, take_samples
 from scalelab.quantize.lab.chain import LabSettings
 from scalelab.quantize.lab.stages import run_lab
 from scalelab.quantize.pipeline import Pipeline, Task
@@ -127,17 +127,6 @@ def calibration_batches(trial: Trial, training: Training) -> Iterator[torch.Tens
         if number >= MOST_SKIPPED:
             return
         yield split_batch(batch, number)[0].detach().cpu()
-
-
-def take_samples(batches: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
-    """Batches with `count` samples in total."""
-    for images in batches:
-        taken = images[:count]
-        count -= len(taken)
-        if len(taken):
-            yield taken
-        if count <= 0:
-            return
 
 
 def find_test(training: Training, calibration: Iterable[torch.Tensor]) -> HeldOut:

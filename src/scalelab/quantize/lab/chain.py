@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -35,9 +35,11 @@ from torch import nn
 from scalelab.checks import check_at_least
 from scalelab.errors import ScalelabError, UsageError
 from scalelab.quantize.export import INPUT, OUTPUT, GraphParts, write_model
-from scalelab.quantize.lab.observe import Observed, Seen
 from scalelab.quantize.network import PASSING, CapturedNetwork, Layer, compute_layer, compute_sum
 from scalelab.quantize.sessions import load_package
+
+if TYPE_CHECKING:
+    from scalelab.quantize.lab.observe import Observed, Seen
 
 LOW, HIGH = -128, 127
 """The range of int8; outputs are clamped to it."""

@@ -27,6 +27,7 @@ from torch import nn
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network, unwrap
 from scalelab.quantize.export import FLOAT_FILE, INT8_FILE, export_float_onnx
+from scalelab.quantize.held_out import take_samples
 from scalelab.quantize.lab.chain import (
     BiasRule,
     LabLayer,
@@ -38,8 +39,14 @@ from scalelab.quantize.lab.chain import (
     run_to_sums,
     scale_network,
 )
-from scalelab.quantize.lab.observe import Observed, observe_activations, observe_weights
-from scalelab.quantize.lab.reports import Tallies, report_histograms, report_layers
+from scalelab.quantize.lab.observe import (
+    Observed,
+    Tallies,
+    observe_activations,
+    observe_weights,
+    report_histograms,
+    report_layers,
+)
 from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.quantize.sessions import open_session, run_session
 from scalelab.records.quantized import Quantized, Stage
@@ -126,14 +133,7 @@ def export(
 
 
 def take_images(calibration: Iterable[torch.Tensor], most: int) -> list[torch.Tensor]:
-    taken: list[torch.Tensor] = []
-    missing = most
-    for images in calibration:
-        if len(images):
-            taken.append(images[:missing].float())
-            missing -= len(taken[-1])
-        if not missing:
-            break
+    taken = [images.float() for images in take_samples(calibration, most)]
     if not taken:
         raise UsageError("there are no calibration images: pass at least one batch")
     return taken
