@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
     def read(self, name: str) -> str:
         """One of its files; empty: there is none, or it is hidden."""
-        return _read_text(self.directory / name)
+        return read_text(self.directory / name)
 
     def read_number(self, name: str) -> int | None:
         text = self.read(name).strip()
@@ -90,7 +90,7 @@ def _is_within(path: str, top: str) -> bool:
 def _read_own_groups(root: Path) -> dict[str, str]:
     """The path of this process's group by controller; that of version 2 has none."""
     found: dict[str, str] = {}
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         found |= dict.fromkeys(controllers.split(","), path)
     return found
@@ -98,7 +98,7 @@ def _read_own_groups(root: Path) -> dict[str, str]:
 
 def _list_mounts(root: Path) -> Iterator[tuple[Path, str, list[str] | None]]:
     """Where trees are mounted, which group is at the top there, and the controllers; None: version 2."""
-    for line in _read_text(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), (after.split() or [""])[0]
         if kind in ("cgroup", "cgroup2") and len(fields) > 4:
@@ -135,7 +135,8 @@ def _find_least(values: Iterable[Number | None]) -> Number | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """What a file of the system says; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

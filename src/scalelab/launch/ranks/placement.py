@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab.launch.agreement import Assignment
-from scalelab.records.environment import usable_cores
+from scalelab.records.environment import read_text, usable_cores
 from scalelab.records.settings import Bind, find_kind
 from scalelab.records.trial import Trial
 
@@ -85,7 +85,7 @@ def read_numa_nodes(system: Path = SYSTEM) -> dict[int, tuple[int, ...]]:
     """The cores of every NUMA node that has some; empty: unknown."""
     found = {}
     for place in sorted((system / "devices/system/node").glob("node[0-9]*")):
-        cores = parse_cores(_read_text(place / "cpulist"))
+        cores = parse_cores(read_text(place / "cpulist"))
         if cores:
             found[int(place.name.removeprefix("node"))] = cores
     return found
@@ -97,7 +97,7 @@ def read_distances(system: Path = SYSTEM) -> dict[tuple[int, int], int]:
     numbers = sorted(int(place.name.removeprefix("node")) for place in places.glob("node[0-9]*"))
     found: dict[tuple[int, int], int] = {}
     for node in numbers:
-        row = _read_text(places / f"node{node}" / "distance").split()
+        row = read_text(places / f"node{node}" / "distance").split()
         found |= {(node, other): int(text) for other, text in zip(numbers, row, strict=False) if text.isdigit()}
     return found
 
@@ -131,13 +131,13 @@ def locate_device(index: int, name: str, bus: str, system: Path = SYSTEM) -> Loc
     domain, _, rest = bus.lower().partition(":")
     pci = f"{domain[-4:]}:{rest}"
     place = system / "bus/pci/devices" / pci
-    node = _read_text(place / "numa_node")
+    node = read_text(place / "numa_node").strip()
     return LocalDevice(
         index=index,
         name=name,
         pci=pci,
         numa_node=int(node) if node.isdigit() else None,
-        near_cores=parse_cores(_read_text(place / "local_cpulist")),
+        near_cores=parse_cores(read_text(place / "local_cpulist")),
     )
 
 
@@ -160,15 +160,8 @@ def choose_device(local_rank: int | None, devices: tuple[LocalDevice, ...], visi
 
 def count_hyperthreads(system: Path = SYSTEM) -> int | None:
     """How many logical cores one physical core has; None: unknown."""
-    siblings = parse_cores(_read_text(system / "devices/system/cpu/cpu0/topology/thread_siblings_list"))
+    siblings = parse_cores(read_text(system / "devices/system/cpu/cpu0/topology/thread_siblings_list"))
     return len(siblings) or None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def read_visible_devices() -> str | None:
