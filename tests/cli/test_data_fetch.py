@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelab.cli.data import fetch as data_fetch
+from scalelab.cli.data import command as data_command
 from scalelab.cli.data.command import main
 from scalelab.errors import DataUnreadable, UsageError
 from tests.cli.commands import make_environment, wait_until
@@ -21,10 +21,10 @@ from tests.data.shared import SHARED_DATA, needs
 def test_the_answer_says_where_it_is_and_what_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data_fetch, "LINE_BYTES", 10)
+    monkeypatch.setattr(data_command, "LINE_BYTES", 10)
     out = tmp_path / "my data"
     with serving(Site({"toy.tar.gz": pack(FILES)})) as site:
-        monkeypatch.setattr(data_fetch, "find_set", lambda name: make_toy(site.address))
+        monkeypatch.setattr(data_command, "find_set", lambda name: make_toy(site.address))
         assert main(["fetch", "cifar10", "--out", str(out)]) == 0
     answer, progress = capsys.readouterr()
     assert answer == (
