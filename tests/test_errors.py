@@ -8,7 +8,7 @@ import re
 import pytest
 
 from scalelab import errors
-from scalelab.errors import ScalelabError, UnknownName, UsageError
+from scalelab.errors import MOST_GUESSES, ScalelabError, UnknownName, UsageError
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ScalelabError)]
 
@@ -45,6 +45,17 @@ def test_the_docstring_names_each_exit_code_that_changes() -> None:
 def test_an_unknown_name_lists_the_known_ones_in_order_and_suggests_the_closest() -> None:
     error = UnknownName("strategy", "dpp", ["single", "ddp"], "See the docs.")
     assert str(error) == "unknown strategy 'dpp'. Did you mean 'ddp'? Known: ddp, single. See the docs."
+
+
+def test_names_that_begin_with_the_unknown_one_are_suggested_before_similar_ones() -> None:
+    devices = ["a100", "h100-pcie", "h100-sxm", "v100"]
+    assert "Did you mean 'h100-pcie' or 'h100-sxm'? Known:" in str(UnknownName("device", "h100", devices))
+    assert "Did you mean 'a100'? Known:" in str(UnknownName("device", "a10", devices))
+
+
+def test_many_names_with_the_same_beginning_are_too_many_to_suggest() -> None:
+    names = [f"fsdp-{number}" for number in range(MOST_GUESSES)] + ["fsdp2"]
+    assert "Did you mean 'fsdp2'? Known:" in str(UnknownName("strategy", "fsdp", names))
 
 
 def test_a_name_unlike_all_others_gets_no_suggestion() -> None:

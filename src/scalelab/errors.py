@@ -45,13 +45,18 @@ class UsageError(ScalelabError):
     exit_code = 2
 
 
+MOST_GUESSES = 3
+"""Known names that begin with an unknown one are suggested together, up to this many."""
+
+
 class UnknownName(UsageError):
     """An unknown name; the message lists the known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name, names, n=1)
-        guess = f" Did you mean {close[0]!r}?" if close else ""
+        begun = [one for one in names if name and one.startswith(name)]
+        close = begun if 0 < len(begun) <= MOST_GUESSES else difflib.get_close_matches(name, names, n=1)
+        guess = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         listed = ", ".join(names) if names else "none yet"
         super().__init__(f"unknown {what} {name!r}.{guess} Known: {listed}.{' ' + hint if hint else ''}")
 

@@ -193,6 +193,13 @@ def test_a_table_of_one_size_is_refused(tmp_path):
         main(["--table", str(path)])
 
 
+def test_a_table_in_place_of_a_run_names_the_flag(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("ranks,throughput\n1,100\n2,190\n")
+    with pytest.raises(UsageError, match=r"t\.csv is a file, not a run: scalelab predict --table .*t\.csv$"):
+        main([str(path)])
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
