@@ -44,7 +44,7 @@ COST = FindingKind(
     "cost",
     "How long a planned training run takes, and what it uses, with 80 % intervals",
     MAIN,
-    ("days", "device_hours", "kilowatt_hours", "dollars", "mfu", "step_seconds"),
+    ("days", "device_hours", "kilowatt_hours", "dollars", "mfu", "step_seconds", "device_bytes"),
 )
 STEP_PARTS = FindingKind(
     "step-breakdown",
@@ -53,10 +53,10 @@ STEP_PARTS = FindingKind(
     ("products_share", "part", "part_share"),
 )
 SATURATION = FindingKind(
-    "diminishing-returns", "Beyond this, more brings less than half of its cost", REASON, ("num_devices",)
+    "diminishing-returns", "Devices beyond which more gain less than half of the ideal", REASON, ("num_devices",)
 )
 LINEAR_RULE = FindingKind(
-    "linear-rule", "The plan beside a linear extrapolation from a small model", DETAIL, ("days", "ratio", "speed")
+    "linear-rule", "The plan against a linear extrapolation from a small model", DETAIL, ("days", "ratio", "speed")
 )
 UNCALIBRATED = CautionKind("uncalibrated-device", "The efficiency of the device is assumed, not measured", "note")
 UNCHECKED = CautionKind("unchecked-layout", "The layout is beyond those that plans were checked on", "note")
@@ -334,13 +334,15 @@ def summarise(
     yield COST(
         best.layout.words,
         f"{middle} days ({low} to {high}) on {plan.num_devices} × {plan.job.device.name} at"
-        f" {format_share(best.mfu.value)} MFU, with {best.layout.words}.",
+        f" {format_share(best.mfu.value)} MFU and {format_bytes(best.footprint.device_bytes)} per device, with"
+        f" {best.layout.words}.",
         days=days,
         device_hours=totals.device_hours,
         kilowatt_hours=totals.kilowatt_hours,
         dollars=totals.dollars,
         mfu=best.mfu,
         step_seconds=best.step,
+        device_bytes=best.footprint.device_bytes,
     )
     parts = {name: getattr(best.cost, name) / best.cost.seconds for name in PART_WORDS}
     products = parts.pop("products")
