@@ -18,8 +18,8 @@ PAGE = Path(__file__).parent / "reference" / "python.md"
 INTRODUCTION = """\
 # Python names
 
-Everything that `import scalelab` offers; `scalelab` is typed (`py.typed`), and names are imported on first use.
-Whatever else is in the package may change. [Use it from Python](../how-to/python.md) shows how they go together.
+Everything that `import scalelab` provides. The package is typed (`py.typed`), and names are imported on first use.
+Everything else in the package may change. [Use it from Python](../how-to/python.md) shows how they go together.
 
 `trace`, `predict` and `quantize` are functions, and packages inside have the same names. To look into one, write
 `from scalelab.trace import job_trace` or `import scalelab.trace.job_trace as j`.

@@ -137,7 +137,7 @@ def predict(
 
 
 def plan(*, devices: int | None = None, **flags: Any) -> Result:
-    """Memory, step time, days and cost of a training run that was not launched. `flags`: those of `plan`."""
+    """Memory, step time, days and cost of a training run you have not launched. `flags`: those of `plan`."""
     from scalelab.cli.plan import PlanFlags, make_document
 
     wanted = fill(PlanFlags(), flags if devices is None else flags | {"devices": devices})
@@ -146,7 +146,7 @@ def plan(*, devices: int | None = None, **flags: Any) -> Result:
 
 
 def compare(a: Source, b: Source | None = None, *, runs_dir: str | Path = RUNS_DIR) -> Result:
-    """Is B faster than A, for every configuration that both measured? Of A alone: with the run before it."""
+    """Is B faster than A, for every configuration that both measured? Without `b`: `a` against the run before it."""
     from scalelab.answers.comparison import compare_runs, read_side
     from scalelab.records.store import find_before
 

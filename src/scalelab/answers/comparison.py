@@ -315,7 +315,7 @@ def _ask_for_more(before: Arm, after: Arm) -> str:
     if min(sum(bool(len(steps)) for steps in arm.clean) for arm in (before, after)) > 1:
         return "more --rounds would narrow the interval"
     if METERED in (before.trial.strategy, after.trial.strategy):
-        return "one launch does not show how launches differ; launch both again and see whether the ratio stays"
+        return "one launch does not show how launches differ; launch both again and see whether the ratio holds"
     return "one launch does not show how launches differ; use more --rounds"
 
 

@@ -132,7 +132,7 @@ class PooledRuns(Study):
                 yield FAILED(
                     run,
                     f"{run} {result.status.words}: {result.reason}; its steps until then count",
-                    f"scalelab rm {run} leaves it out",
+                    f"scalelab rm {run} deletes that launch",
                     status=result.status.value,
                     failed=1,
                     rounds=1,

@@ -109,7 +109,7 @@ class Again:
         if self.rounds is not None:
             check_at_least("rounds", self.rounds, 2)
             if not self.is_wanted:
-                raise UsageError("--rounds needs --interleave: stored runs have the rounds that they have")
+                raise UsageError("--rounds needs --interleave: the rounds of stored runs are fixed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,7 @@ def ask(question: str, instead: str) -> str:
         raise UsageError(f"no terminal to ask on: {instead}")
     answer = input(question).strip()
     if not answer:
-        raise UsageError(f"nothing was given: {instead}")
+        raise UsageError(f"no answer given: {instead}")
     return answer
 
 

@@ -73,11 +73,11 @@ class ModelFlags:
     gated: bool = False
     """Gated feed-forward layer, no biases, no position embedding, as in Llama."""
     experts: MaybeInt = None
-    """Mixture of experts: feed-forward layers of a block. None: the model's, or one without a router."""
+    """Experts per block (mixture of experts). None: the model's, or 1, without a router."""
     experts_per_token: MaybeInt = None
     """Active experts per token. None: the model's, or 2."""
     shared_experts: MaybeInt = None
-    """Feed-forward layers besides, for every token. None: the model's, or 0."""
+    """Shared experts per block, which every token uses. None: the model's, or 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class LayoutFlags:
     expert: MaybeInt = None
     """Data and context ranks that share the experts (expert parallelism)."""
     sequence_parallel: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
-    """Split norms, dropout and block inputs over the tensor-parallel ranks. None: wherever there are any."""
+    """Split norms, dropout and block inputs over the tensor-parallel ranks. None: if there are any."""
     zero: Annotated[Literal[0, 1, 2, 3] | None, tyro.conf.arg(metavar="{0,1,2,3}")] = None
     """ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP)."""
     checkpointing: Annotated[Checkpointing | None, tyro.conf.arg(metavar="{none,attention,selective,full}")] = None

@@ -37,7 +37,7 @@ class Execution:
 
     runs_dir: RunsDir = RUNS_DIR
     name: str | None = None
-    """What to call the run, after its date. None: its study."""
+    """Name of the run, after its date. None: the study."""
     note: str = ""
     """A note about the run, shown by scalelab list."""
     dry_run: bool = False

@@ -376,6 +376,6 @@ def warn_of_ended(store: RunStore) -> Iterator[Caution]:
         yield OUTLIVED(
             "",
             f"{format_count(len(names), 'process')} outlived the ranks that started them and were ended: {listed}",
-            "stop them in the workload: while they run they disturb what is measured next",
+            "stop them in the workload: while they run, they disturb the next trials",
             number=len(names),
         )

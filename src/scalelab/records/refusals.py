@@ -65,7 +65,7 @@ def check_async(trial: Trial) -> None:
         return
     if trial.device != "cuda":
         raise UsageError(
-            f"--async-tp needs symmetric memory, which torch has on CUDA and not on {trial.device}: drop it, or use"
+            f"--async-tp needs symmetric memory, which torch has only on CUDA, got {trial.device}: drop it, or use"
             " --device cuda"
         )
     if not (trial.spreading.sequence_parallel and trial.shape.compile):
@@ -105,7 +105,7 @@ def check_pipeline(trial: Trial) -> None:
     if schedule in SPLITS_BACKWARD and trial.num_data_ranks > 1:
         raise UsageError(
             f"--pipeline-schedule {schedule} does not work with --mesh {trial.mesh.text}: it computes gradients of"
-            " weights later, and torch 2.13 loses those of stages whose parameters fully_shard has given back by then;"
+            " weights later, and torch 2.13 loses those of stages whose parameters fully_shard has resharded by then;"
             " use 1f1b or interleaved"
         )
     if schedule in IN_ROUNDS and count % stages:

@@ -77,9 +77,9 @@ FSDP2_RULES = MemoryRules(
 
 ZERO_REFUSES = (
     Refusal(field="micro_batch", reason="DeepSpeed's ZeRO reduces gradients in every pass", instead="fsdp2"),
-    Refusal(field="autocast", reason="DeepSpeed has a mixed precision of its own", instead="fsdp2"),
+    Refusal(field="autocast", reason="DeepSpeed has its own mixed precision", instead="fsdp2"),
     Refusal(field="dtype", reason="DeepSpeed keeps weights in float32 too, as no other strategy does", instead="fsdp2"),
-    Refusal(field="compile", reason="DeepSpeed's engine calls the model by itself", instead="fsdp2"),
+    Refusal(field="compile", reason="DeepSpeed's engine calls the model itself", instead="fsdp2"),
 )
 ZERO_SENDS = (
     Send(kind="all_reduce", purpose="gradients", phase="backward", size="gradients"),
@@ -221,12 +221,12 @@ _KNOWN = (
         has_phases=False,
         refuses=(
             Refusal(field="autocast", reason="a schedule runs backward inside forward's context", instead="tp"),
-            Refusal(field="compile", reason="a schedule calls stages by itself", instead="tp"),
+            Refusal(field="compile", reason="a schedule calls the stages itself", instead="tp"),
         ),
     ),
     Strategy(
         name="ep",
-        description="expert parallelism: each rank has some of the experts, tokens reach theirs by all-to-all",
+        description="expert parallelism: each rank has some of the experts, tokens are sent to theirs by all-to-all",
         apply="scalelab.worker.strategies.experts:apply_ep",
         options=("bucket_mb", "mesh"),
         sends=EP_SENDS,
@@ -243,15 +243,15 @@ _KNOWN = (
         options=("bucket_mb", "mesh"),
         sends=CP_SENDS,
         rebuilds_buckets=True,
-        not_on_cpu="torch 2.13 has ring attention for the attention kernels of GPUs, and none for a CPU's",
+        not_on_cpu="torch 2.13 has ring attention only for the attention kernels of GPUs",
         refuses=(
-            Refusal(field="compile", reason="ring attention replaces a function of torch as it runs", instead="tp"),
+            Refusal(field="compile", reason="ring attention replaces a torch function at run time", instead="tp"),
         ),
         axes=("dp", "cp"),
     ),
     Strategy(
         name="local-sgd",
-        description="local SGD: ranks update their replicas alone and average parameters every few steps",
+        description="local SGD: ranks update their replicas independently and average parameters every few steps",
         apply="scalelab.worker.strategies.local_sgd:apply_local_sgd",
         optimizer="scalelab.worker.strategies.local_sgd:average_after_steps",
         options=("bucket_mb", "averaging_period", "averaging_warmup"),
@@ -298,7 +298,7 @@ DEFAULT = "ddp"
 """The strategy of several ranks unless another is asked for."""
 SCRIPT = Strategy(
     name="script",
-    description="what a training script does by itself",
+    description="what a training script does itself",
     apply="",
     can_skip_communication=True,
     instruments=("gradients", "counters"),

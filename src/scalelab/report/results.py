@@ -87,7 +87,7 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """What the report writes above it."""
+        """The title of the chart in the report."""
         return self.chart.title
 
     @property
@@ -149,7 +149,7 @@ class Result:
         return tuple(name_tables(self.document))
 
     def table(self, name: str | int = 0) -> DataTable:
-        """A table by its place, its name, or a part of its name that no other has before it."""
+        """A table by number, name or part of its name (the first match)."""
         names = self.tables
         if isinstance(name, int):
             if not 0 <= name < len(names):
@@ -164,7 +164,7 @@ class Result:
         return self.table(found[0])
 
     def report(self, path: str | Path) -> Path:
-        """Write the whole answer; the suffix says how: .html, .pdf, .md, .json, .csv, .txt."""
+        """Write the whole answer; the suffix sets the format: .html, .pdf, .md, .json, .csv, .txt."""
         from scalelab.report.renderers.csv_table import render_csv
         from scalelab.report.renderers.markdown import render_markdown
 
@@ -215,7 +215,7 @@ class Run(Result):
 
     @property
     def name(self) -> str:
-        """That of its directory."""
+        """The name of its directory."""
         return self.store.name
 
     @property

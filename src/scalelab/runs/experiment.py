@@ -191,7 +191,7 @@ def list_damaged(store: RunStore, study: Study, damaged: Sequence[DamagedRun]) -
 
 def list_missing(store: RunStore, study: Study, num_missing: int) -> Iterator[Caution]:
     if num_missing > 0 and study.is_recorded:
-        yield RECORDING("", "the script is still running", "look again when it has ended")
+        yield RECORDING("", "the script is still running", "check again when it has ended")
     elif num_missing > 0:
         num_trials = len(store.record.trials)
         yield UNFINISHED(

@@ -332,7 +332,7 @@ def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
 def judge_doubling(gain: Estimate) -> str:
     """Whether throughput saturates, by what one doubling gains; open where the interval includes the limit."""
     if gain.low is not None and gain.high is not None and gain.low < LARGE_GAIN <= gain.high:
-        return "It is open whether throughput has saturated"
+        return "Unresolved whether throughput has saturated"
     return f"Throughput {'saturates' if gain.value < LARGE_GAIN else 'has not saturated'}"
 
 

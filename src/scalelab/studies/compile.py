@@ -62,7 +62,7 @@ NUM_POINTS = 5
 
 BREAK_EVEN = FindingKind(
     "break-even",
-    "What compiling costs before steps settle, what it saves per step, and after how many steps it pays",
+    "What compiling costs before steps settle, what it saves per step, and after how many steps it pays off",
     REASON,
     ("cost_seconds", "saving_seconds", "steps"),
 )

@@ -311,7 +311,7 @@ def describe_refusals(refused: Iterable[Arm]) -> Iterator[Finding]:
             alike.setdefault(arm.failure.reason, []).append(arm.label)
     for reason, labels in alike.items():
         listed = ", ".join(labels)
-        yield REFUSED(listed, f"{listed} did not run, and not for lack of memory: {reason}.", reason=reason)
+        yield REFUSED(listed, f"{listed} did not run, for a reason other than memory: {reason}.", reason=reason)
 
 
 def draw_growth(growths: Sequence[Growth], sweep: Sweep) -> Chart:

@@ -257,7 +257,7 @@ def _name_intensity(largest: list[Arm]) -> Iterator[Finding]:
     )
     spread = max(ratios) / min(ratios)
     verdict = (
-        "both grow together, so sizes alone do not say which dominates"
+        "both grow together, so size alone does not decide which dominates"
         if spread < 1.1
         else f"bytes per FLOP differ by a factor of {spread:.2g}"
     )

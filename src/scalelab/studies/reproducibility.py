@@ -356,7 +356,7 @@ def describe_warmup(repeats: Repeats) -> Finding:
     which = f"Steps 0 to {last} take" if last else "Step 0 takes"
     alone = f" (step 0 alone {format_quantity('ratio', repeats.compare_step(0))})" if last else ""
     if not found.is_settled:
-        verdict = f"steps have not settled after {found.num_steps}, so no number here is that of a steady run"
+        verdict = f"steps have not settled after {found.num_steps}, so these are not steady step times"
     else:
         enough = "too few" if found.num_steps > repeats.dropped else "enough"
         slow = [str(n) for n in range(repeats.dropped) if judge(repeats.compare_step(n)) is Verdict.SLOWER]
@@ -396,5 +396,5 @@ def describe_spread(repeats: Repeats) -> Finding:
         expected, least, most = (UNKNOWN if n is None else str(n) for n in repeats.count_launches(precision))
         spread = f"{least} or more" if most == UNKNOWN else f"{least} to {most}"
         needs.append(f"± {format_share(precision)} takes {expected} launches ({spread})")
-    differ = f"But for outliers, launches differ by {format_interval('share', repeats.spread)} (standard deviation)"
+    differ = f"Apart from outliers, launches differ by {format_interval('share', repeats.spread)} (standard deviation)"
     return SPREAD("", f"{differ}: {', '.join(needs)}.", spread=repeats.spread)

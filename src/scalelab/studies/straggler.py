@@ -228,7 +228,7 @@ def find_findings(answer: StragglerAnswer) -> Iterator[Finding]:
             yield from name_slow_ranks(answer.diagnoses[UNDELAYED], ASIDE, " without the delay")
     elif main is not None:
         saved = format_quantity("seconds", main.seconds.value)
-        text = f"If rank {main.rank} were as fast as rank {main.other} there, a step would take up to {saved} less."
+        text = f"If rank {main.rank} were as fast as rank {main.other} there, a step would be up to {saved} shorter."
         yield GAIN(f"rank {main.rank}", text, seconds=main.seconds)
 
 
@@ -249,8 +249,8 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
     if largest.share.high is None or largest.share.high >= SMALLEST_EXCESS:
         share = format_interval("share", largest.share)
         text = (
-            f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} is longer by {share} of"
-            f" the step, which may be nothing or over {limit}."
+            f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} takes"
+            f" {share} of the step longer, which may be nothing or over {limit}."
         )
         yield _make_straggler(label, text, largest, "unresolved", weight)
         return

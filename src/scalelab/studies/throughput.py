@@ -44,7 +44,7 @@ THROUGHPUT = FindingKind(
     MAIN,
     ("step_seconds", "samples_per_second", "tokens_per_second"),
 )
-TOTAL_RATE = FindingKind("total-rate", "The same over all timed steps together", DETAIL, ("per_second",))
+TOTAL_RATE = FindingKind("total-rate", "Throughput over all timed steps together", DETAIL, ("per_second",))
 SPEED = FindingKind("flops", "FLOP/s of the matrix products", REASON, ("per_second",))
 LARGER_MODEL = FindingKind(
     "larger-model",

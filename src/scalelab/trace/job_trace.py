@@ -126,7 +126,7 @@ class _Pool:
             yield from self._executor.map(read, paths)
         except BrokenProcessPool:
             raise TraceUnreadable(
-                "a process that read traces was killed, probably for want of memory: use fewer --jobs"
+                "a process that read traces was killed, probably out of memory: use fewer --jobs"
             ) from None
 
 
@@ -186,7 +186,7 @@ class _DaskPool:
                 yield replace(self._futures.pop(0).result(), path=path)
         except KilledWorker:
             raise TraceUnreadable(
-                "Dask workers that read traces were killed, probably for want of memory: give them more"
+                "Dask workers that read traces were killed, probably out of memory: give them more"
             ) from None
 
 

@@ -314,7 +314,7 @@ def _link(collector: _Collector, spool: Spool, *, has_device: bool) -> Links:
 def _find_missing_device(header: Header, collector: _Collector) -> str:
     """What a trace without kernels says of the device that the job ran on."""
     if collector.has_foreign_tasks:
-        return "tasks of an accelerator in a format of its own"
+        return "tasks of an accelerator in its own format"
     if header.device_properties:
         return str(header.device_properties[0].get("name") or "a device in the header")
     backend = header.distributed.backend if header.distributed else ""

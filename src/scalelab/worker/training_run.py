@@ -177,7 +177,7 @@ class GradientNoise:
         if training.accumulation < 2 or training.turns:
             raise UsageError(
                 "the gradient noise scale needs one update of at least two passes per step, and a step of"
-                f" {trial.batch_per_rank} samples has not: set --micro-batch to at most half of that"
+                f" {trial.batch_per_rank} samples does not: set --micro-batch to at most half of that"
             )
         if find_strategy(trial.strategy).wraps_blocks or find_strategy(trial.strategy).keeps_gradients:
             raise UsageError(

@@ -77,7 +77,7 @@ class MoeOptions:
     experts: int = 4
     """Experts in every block; each token is sent to one of them."""
     capacity: float = 1.25
-    """Slots of all experts over the tokens of a sample; tokens that find no slot pass by."""
+    """Slots of all experts over the tokens of a sample; tokens without a slot skip the experts."""
     sequence: int = 64
     """Tokens per sample."""
     vocabulary: int = 512

@@ -144,7 +144,7 @@ def test_overlapping_masks_are_named() -> None:
 
 def test_ranks_that_nobody_bound_are_named_once() -> None:
     (mistake,) = find_mistakes(make_placements((0, 1), (0, 1), (0, 1)))
-    assert "none of them is bound" in mistake.message
+    assert "they are not bound" in mistake.message
 
 
 def test_one_core_for_all_is_named() -> None:
@@ -178,7 +178,7 @@ def test_this_process_has_a_place() -> None:
 def test_as_many_ranks_as_cores_could_have_one_each() -> None:
     placements = [Placement(rank=rank, host="n1", cores=(0, 1), num_host_cores=2) for rank in range(2)]
     (mistake,) = find_mistakes(placements)
-    assert mistake.message == "ranks 0 and 1 of n1 share cores 0-1: none of them is bound"
+    assert mistake.message == "ranks 0 and 1 of n1 share cores 0-1: they are not bound"
 
 
 @pytest.mark.parametrize(("distance", "is_far"), [(10, False), (11, True), (None, False)])

@@ -167,7 +167,7 @@ class TestWithFormulas:
                 return TrialResult(trial=trial, status=Status.CRASHED, ranks=(RankReport(rank=0, exit_code=code),))
 
         store, document = run(make_max(), tmp_path, Dying(need))
-        end = "died of SIGSEGV where memory ends" if is_end else "crashed"
+        end = "died of SIGSEGV at the memory limit" if is_end else "crashed"
         assert f"{batch - 1} per rank: it ran, and {batch} {end}." in document.summary[0]
         assert any(one.kind == "crashed-probe" for one in document.cautions) is not is_end
         assert (find_failed(store, read_study(store)) == []) is is_end

@@ -198,7 +198,7 @@ def test_a_few_steps_tell_where_no_run_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(one.step_plan and one.step_plan.num_steps == 4 and not one.instruments for one in tries.tried)
     by_trial = [1 + 0.02 * one.batch_per_rank + (count_steps(one) or 0) * 0.01 * one.batch_per_rank for one in trials]
     assert expected.seconds == pytest.approx(ANSWER_SECONDS + sum(by_trial), rel=0.01)
-    assert (expected.source, expected.num_parameters) == ("from a try of 3 configurations", (1234,))
+    assert (expected.source, expected.num_parameters) == ("from test launches of 3 configurations", (1234,))
 
 
 def test_of_a_huge_network_of_equal_layers_fewer_and_narrower_ones_are_tried() -> None:
@@ -249,7 +249,7 @@ def test_a_configuration_that_ran_before_is_not_tried(tmp_path: Path) -> None:
 def test_a_try_that_fails_is_the_answer() -> None:
     expected = expect_seconds(make_strong().plan(), [], Tries(Status.INVALID))
     assert expected.seconds is None
-    assert expected.source == "a try of single-1 was invalid: no such module"
+    assert expected.source == "a test launch of single-1 was invalid: no such module"
 
 
 def test_other_machines_are_not_tried_and_a_search_has_no_end_yet() -> None:

@@ -197,7 +197,7 @@ def test_fields_that_cannot_work_are_refused(fields: dict[str, Any], words: str)
 
 def test_a_setting_that_no_strategy_knows_is_refused() -> None:
     job = replace(JOB, spreading=Spreading(bucket_mb=2.0))
-    with pytest.raises(UsageError, match="--bucket-cap-mb means nothing to --strategies single dp"):
+    with pytest.raises(UsageError, match="--bucket-cap-mb has no effect with --strategies single dp"):
         make_strategies(strategies=("single", "dp"), job=job).plan()
 
 

@@ -252,7 +252,7 @@ def test_a_script_that_only_waits_is_quoted(tmp_path: Path) -> None:
     script = Script(target="/package/train.py")
     words = describe_wait(20.0, session, log, script, has_children=False)
     assert words.startswith(
-        "no step was seen in 20.0 s, nor anything of a training; the last line it printed: tokenizing: raise --timeout"
+        "no step was seen in 20.0 s, and no training; the last line it printed: tokenizing: raise --timeout"
         " if it takes long to begin; processes that it starts are not watched"
     )
     seen = "no step was seen in 20.0 s (seen: 0 trained modules, 0 backward passes, 0 optimizer calls)"

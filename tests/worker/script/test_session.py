@@ -251,8 +251,8 @@ def test_a_second_training_in_the_same_process_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UsageError) as caught, session:
         loop(make_model(), make_batches())
     assert str(caught.value) == (
-        "the script began a second training: another optimizer steps, and the first no longer does; measure one at a"
-        " time: fewer --steps than the first takes, or --step-at a function that only one of them calls"
+        "the script began a second training run: another optimizer steps, and the first no longer does; measure one at"
+        " a time: fewer --steps than the first takes, or --step-at a function that only one of them calls"
     )
 
 

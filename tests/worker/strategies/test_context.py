@@ -100,7 +100,7 @@ def test_a_cpu_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"device": "cpu"}, "--async-tp needs symmetric memory, which torch has on CUDA and not on cpu"),
+        ({"device": "cpu"}, "--async-tp needs symmetric memory, which torch has only on CUDA, got cpu"),
         ({"device": "cuda"}, "add --sequence-parallel and --compile"),
     ],
 )

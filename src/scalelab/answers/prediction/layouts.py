@@ -28,12 +28,12 @@ from scalelab.units import format_quantity, format_share
 
 PREDICTED_LAYOUT = FindingKind(
     "predicted-layout",
-    "The layout that should be fastest on a number of ranks that was not run, with an 80 % interval",
+    "Predicted fastest layout on a number of ranks that was not run, with an 80 % interval",
     MAIN,
     ("num_ranks", "step_seconds", "factor"),
 )
-UNMEASURED_AXES = CautionKind("unmeasured-axes", "Layouts with axes that the run did not measure are known less well")
-OWN_CORES = CautionKind("assumed-cores", "Every added rank is assumed to have a core of its own")
+UNMEASURED_AXES = CautionKind("unmeasured-axes", "Layouts with axes that the run did not measure have wider intervals")
+OWN_CORES = CautionKind("assumed-cores", "Every added rank is assumed to have its own core")
 PER_SIDE = 1.2816
 """Standard deviations from the middle to the end of an 80 % interval."""
 CARRIES = 0.5
@@ -150,6 +150,6 @@ def find_doubts(found: Sequence[PredictedLayout], calibrated: Calibrated) -> lis
         )
     if calibrated.num_cores is None:
         doubts.append(
-            OWN_CORES("", "every added rank is assumed to have a core of its own", "use --cores for a shared host")
+            OWN_CORES("", "every added rank is assumed to have its own core", "use --cores for a shared host")
         )
     return doubts

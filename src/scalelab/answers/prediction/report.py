@@ -30,7 +30,7 @@ from scalelab.units import format_count, format_quantity, format_seconds, format
 
 PREDICTION = FindingKind(
     "prediction",
-    "What a size or setting that was not run should give, with an 80 % interval",
+    "Prediction for a size or setting that was not run, with an 80 % interval",
     MAIN,
     ("num_ranks", "speedup", "efficiency", "step_seconds", "throughput", "exposed_share"),
 )
@@ -360,7 +360,7 @@ def summarise_best(
         text = f"{num_close} of the others are within {format_share(CLOSE)} of it: choose the simplest."
         yield TIES(name_change(first), text, num_others=num_close, tolerance=CLOSE)
     if num_left_out:
-        text = f"Left out: {format_count(num_left_out, 'combination')}, because memory is too small, or may be."
+        text = f"Left out: {format_count(num_left_out, 'combination')}, because they do not fit in memory, or may not."
         yield LEFT_OUT("", text, num_left_out=num_left_out)
 
 

@@ -22,7 +22,7 @@ IMPOSSIBLE = CautionKind(
     "impossible-series", "A series that cannot be right", "wrong-work", ("ranks", "gain", "utilization")
 )
 FLAT_TOTAL = CautionKind(
-    "flat-throughput", "A throughput that may be of one device", "wrong-work", ("ranks", "throughput")
+    "flat-throughput", "A throughput that may be per device", "wrong-work", ("ranks", "throughput")
 )
 SINGLE_SIZE = CautionKind("single-size", "Jobs with one size cannot be extrapolated", "note", ("num_jobs",))
 
@@ -95,7 +95,7 @@ def warn_of_flat_total(series: ScalingSeries) -> Iterator[Caution]:
             series.label,
             f"{series.label}: {series.unit} does not grow from {series.ranks[0]} to {series.ranks[-1]} ranks, and was"
             " read as the total of all: it looks like a value of one device",
-            "if it is, say so in its header: 'samples/s per GPU'",
+            "if it is, mark it in the header: 'samples/s per GPU'",
             ranks=series.ranks[-1],
             throughput=series.throughput[series.ranks[-1]],
         )

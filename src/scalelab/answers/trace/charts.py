@@ -214,7 +214,7 @@ def draw_timelines(job: JobTrace, timelines: Mapping[int, Timeline], words: str 
     said = [describe_steps(steps, words)]
     if num_merged:
         said.append(
-            f"{num_merged} events shorter than {format_seconds(shortest * NANOSECONDS)}, or as close, are merged."
+            f"{num_merged} events that are shorter or closer than {format_seconds(shortest * NANOSECONDS)} are merged."
         )
     said += list(_describe_clock(job, chosen))
     if len(shown) > len(chosen):

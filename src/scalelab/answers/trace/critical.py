@@ -142,9 +142,13 @@ def _make_pieces(step: CriticalStep) -> Table:
         share_column("path_share", "on the path / step", lambda row: divide(max(0, row[1][1]), step.span_ns)),
         title="Critical path",
         notes=(
-            f"{_name_step(step)}: {format_seconds(step.span_ns * NS)} from its begin to the end of its last kernel",
+            f"{_name_step(step)}: {format_seconds(step.span_ns * NS)} from its start to the end of its last kernel",
             "the pieces add up to it; communication: "
-            + ("transfers, after the last rank has come" if step.num_ranks > 1 else "waiting for other ranks included"),
+            + (
+                "transfers, after the last rank has arrived"
+                if step.num_ranks > 1
+                else "waiting for other ranks included"
+            ),
         ),
     )
 
@@ -174,7 +178,7 @@ def _make_what_ifs(step: CriticalStep) -> Iterator[Table]:
             seconds_column("step_seconds", "the step takes", lambda one: one.span_ns * NS),
             share_column("saved_share", "saved / step", lambda one: max(0.0, 1 - one.span_ns / step.span_ns)),
             title="What if",
-            notes=("the graph of the step timed anew; waits that it does not explain stay",),
+            notes=("the step re-timed; unexplained waits stay",),
         )
 
 

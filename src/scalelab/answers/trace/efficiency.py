@@ -132,7 +132,7 @@ def make_sizes_table(view: TraceView, peaks: Peaks) -> Table | None:
         share_column("link_share", "bus / link", divide_by_link),
         title="Collectives by size",
         notes=(
-            "size from: sizes up to four times as large are together; "
+            "size from: grouped with sizes up to four times as large; "
             + ("times are transfers, without waiting" if is_matched else "times include waiting for other ranks"),
             f"link: {format_quantity('bandwidth', link)} per direction inside a node ({peaks.device.name}, published)"
             if link and peaks.device is not None

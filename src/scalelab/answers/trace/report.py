@@ -57,7 +57,7 @@ EMPTY = FindingKind("empty", "The traces contain neither compute nor communicati
 DOUBTS = {
     kind.name: kind
     for kind in (
-        CautionKind("no-device-activity", "A job of a device without its kernels in the trace", "wrong-work"),
+        CautionKind("no-device-activity", "A job ran on a device, but the trace has none of its kernels", "wrong-work"),
         CautionKind("mixed-jobs", "Trace files come from different jobs", "wrong-work"),
         CautionKind("unknown-rank", "A trace file has no rank", "note"),
         CautionKind("no-communication", "A job of several ranks without communication in its traces", "wrong-work"),

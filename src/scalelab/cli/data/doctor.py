@@ -210,7 +210,7 @@ def describe_cause(found: FileDiagnosis) -> Finding:
             amplification=pages,
         )
     if worst.is_read_in_part:
-        words = f"Samples of {worst.name} are stored as they are: no byte is read in vain."
+        words = f"Samples of {worst.name} are stored without chunks or compression: every byte read is used."
         return AMPLIFICATION(worst.name, words, amplification=1.0)
     chunks = f"{format_count(worst.chunks_per_sample, 'chunk')} of {format_bytes(worst.chunk_bytes)}"
     return AMPLIFICATION(

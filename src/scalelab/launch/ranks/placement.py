@@ -359,7 +359,7 @@ def _find_sharing(host: str, placements: Sequence[Placement]) -> Iterator[Mistak
     first, second = shared[0]
     both = format_cores(set(first.cores) & set(second.cores))
     is_bound = any(placement.cores != first.cores for placement in placements)
-    how = f"{len(shared)} pairs of masks overlap" if is_bound else "none of them is bound"
+    how = f"{len(shared)} pairs of masks overlap" if is_bound else "they are not bound"
     yield Mistake(
         f"ranks {first.rank} and {second.rank} of {host} share cores {both}: {how}",
         "let the launcher bind each rank to its own cores, or use --bind cores",

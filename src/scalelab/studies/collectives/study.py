@@ -92,7 +92,7 @@ class Collectives(Study):
     """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
-    mpi, slurm, pbs, lsf: as in every study."""
+    mpi, slurm, pbs, lsf, ray, k8s: as in every study."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

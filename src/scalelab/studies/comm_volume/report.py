@@ -49,12 +49,12 @@ GRADIENTS = FindingKind(
     ("payload_bytes", "bytes_per_parameter", "messages", "wire_bytes"),
 )
 SENT = FindingKind("script-volume", "What a script sends in a step", MAIN, ("payload_bytes", "messages"))
-THEORY = FindingKind("theory", "Whether all bytes are those of theory", REASON, ("rows", "differing"))
+THEORY = FindingKind("theory", "Whether all bytes match theory", REASON, ("rows", "differing"))
 WIRE_RATIO = FindingKind("wire-ratio", "Bytes on the wire over those of DDP", REASON, ("ratio",))
 BUFFERS = FindingKind("buffers", "What broadcasting buffers adds to DDP", DETAIL, ("payload_bytes", "share", "ratio"))
 SYNC_NORM = FindingKind("sync-batch-norm", "What synchronized batch norm adds", DETAIL, ("messages", "ratio"))
 BARE = FindingKind("no-batch-norm", "What the network sends without batch norm", DETAIL, ("payload_bytes", "ratio"))
-NOT_THEORY = CautionKind("not-theory", "A strategy sends other bytes than theory gives", "wrong-work")
+NOT_THEORY = CautionKind("not-theory", "The bytes that a strategy sends differ from theory", "wrong-work")
 
 
 def list_lines(arm: Arm) -> list[MessageComparison]:
@@ -131,7 +131,7 @@ def warn_of_messages(arms: Sequence[Arm]) -> Iterator[Caution]:
         if named:
             yield NOT_THEORY(
                 arm.label,
-                f"{arm.label} does not send what theory gives: {named}",
+                f"{arm.label} does not send the bytes of theory: {named}",
                 "check the model, the loss and hooks for collectives, and for frozen parameters",
             )
 

@@ -59,7 +59,7 @@ LOSS = FindingKind(
     "batch-accuracy", "Accuracy of the large batch against the small", MAIN, ("small", "large", "change", "verdict")
 )
 REMEDY = FindingKind(
-    "remedy", "What scaling or warm-up wins back", REASON, ("gain", "over_small", "learning_rate", "recovery")
+    "remedy", "What scaling or warm-up recovers", REASON, ("gain", "over_small", "learning_rate", "recovery")
 )
 DIVERGED = FindingKind("diverged", "Training runs whose loss diverged", REASON, ("diverged", "runs"))
 NOISE_SCALE = FindingKind("noise-scale", "Gradient noise scale, in samples", REASON, ("noise_batch",))
@@ -354,7 +354,7 @@ def find_learning_cautions(arms: Arms, scales: Scales, num_epochs: int) -> Itera
     compared = [len(arm.completed) for name, arm in arms.items() if arm.completed and name != NOISE]
     fewest = min(compared, default=FEWEST_FOR_SIGNED_RANK)
     if fewest < FEWEST_FOR_SIGNED_RANK:
-        luck, normal = "a difference may be luck of the initial weights", "intervals assume normally distributed seeds"
+        luck, normal = "a difference may come from the initial weights", "intervals assume normally distributed seeds"
         words = f"{format_count(fewest, 'seed')}: {luck if fewest == 1 else normal}"
         yield FEW_SEEDS("", words, f"use --seeds {FEWEST_FOR_SIGNED_RANK}", seeds=fewest)
     yield from _name_unfinished(arms, num_epochs)

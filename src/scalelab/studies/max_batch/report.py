@@ -156,7 +156,7 @@ def list_findings(
             " one."
         )
     elif largest == most:
-        text = f"A batch of {largest} per rank{everywhere} fits: {ran}; --most asked for no larger one."
+        text = f"A batch of {largest} per rank{everywhere} fits: {ran}; --most allows no larger one."
     elif search.is_near(tolerated):
         seen = "by the memory line" if failed is None else f"for {failed} {describe_failure(search, failed)}"
         text = (
@@ -203,7 +203,7 @@ def describe_failure(search: BatchSearch, batch: int) -> str:
     if crashed is None:
         return "ran out of memory"
     died = find_signal(crashed)
-    return f"died of {died.name} where memory ends" if died and search.is_at_limit(crashed) else "crashed"
+    return f"died of {died.name} at the memory limit" if died and search.is_at_limit(crashed) else "crashed"
 
 
 def describe_memory(search: BatchSearch) -> Iterator[Finding]:
@@ -260,13 +260,13 @@ def list_cautions(search: BatchSearch, job: Job, most: int | None) -> Iterator[C
         yield NO_LIMIT(
             "",
             f"no --memory-limit: a {search.owner} was limited to {limit}, its share of half the available memory",
-            "give --memory-limit to ask about another machine",
+            "give --memory-limit to get the answer for another machine",
             limit=search.limit_bytes,
         )
     yield from warn_of_margin(search)
     yield OWN_PAGES(
         "",
-        "every tensor had pages of its own here (--allocator pages); an ordinary allocator needs more memory for the"
+        "every tensor had its own pages here (--allocator pages); an ordinary allocator needs more memory for the"
         " same step, and a different amount in every launch",
         "train with --allocator pages, or leave memory free",
     )
@@ -281,7 +281,7 @@ def warn_of_shapes(search: BatchSearch) -> Iterator[Caution]:
     yield UNEVEN(
         f"batch {batch}",
         f"batches of the same size differ in shape ({shapes} shapes in {NUM_LOOKED_AT} batches): memory depends on"
-        " which of them come",
+        " which ones are drawn",
         "let build() pad every batch to the longest sample, or leave memory free",
         batch=batch,
         shapes=shapes,

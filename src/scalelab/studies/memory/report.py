@@ -39,7 +39,7 @@ AFTER_STEP = FindingKind("memory-after-step", "What is still allocated after a s
 FORECAST_ERROR = FindingKind("forecast-error", "How far the memory forecast is off", REASON, ("error", "rows"))
 STRATEGIES = FindingKind(
     "memory-strategies",
-    "Peak of a strategy against the first one",
+    "Peak memory of a strategy against the first one",
     REASON,
     ("change_bytes", "share", "bucket_bytes"),
     free=("change_bytes", "share"),
@@ -295,7 +295,7 @@ def _describe_fit(who: str, sizes: Mapping[int, int], device_bytes: int) -> Find
     margin = device_bytes - sizes[batch]
     left = f"{format_bytes(margin)} ({format_share(margin / device_bytes)}) to spare"
     if too_large is None:
-        text = f"{who} fits into {device} at every batch asked for: at {batch} per rank with {left} (forecast)."
+        text = f"{who} fits into {device} at every given batch: at {batch} per rank with {left} (forecast)."
     else:
         text = f"{who} fits into {device} at batch {batch} per rank with {left}; {lacks} (forecast)."
     return FITS(who, text, batch=batch, margin_bytes=margin)

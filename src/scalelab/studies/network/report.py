@@ -208,7 +208,7 @@ def warn_of_links(answer: NetworkAnswer) -> Iterator[Caution]:
             yield NOT_NOMINAL(
                 name,
                 f"{name} {how}: the largest all-reduce reached {format_quantity('share', share)} of the nominal rate,"
-                " so this row is not that link",
+                " so this row does not represent that link",
                 "measure again on an idle machine, or emulate a slower link: the CPU carries the traffic",
                 nominal_share=share,
             )

@@ -124,7 +124,7 @@ def _describe_size(quantized: Quantized) -> Iterator[Finding]:
         sizes = f"{format_bytes(after)} instead of {format_bytes(before)}"
         text = f"The stored model is {before / after:.2f} times smaller: {sizes}."
         if after >= before:
-            text = f"The stored model is not smaller: {sizes}; the graph takes more than so few weights."
+            text = f"The stored model is not smaller: {sizes}; for so few weights the graph takes more space."
         yield SIZE("", text, int8_bytes=after, float_bytes=before, ratio=before / after)
 
 

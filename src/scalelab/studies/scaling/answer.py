@@ -330,7 +330,7 @@ def _split_loss(excess: Estimate, exposed: Estimate, *, is_strong: bool) -> str:
     sent, rest = (f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (part, abs(whole - part)))
     if part > whole:
         return f"{sent} of exposed communication, less {rest} by which compute alone is faster than that"
-    slow = "does not shrink with the batch or slows down beside other ranks" if is_strong else "slows down"
+    slow = "does not shrink with the batch or is slowed by other ranks" if is_strong else "slows down"
     return f"{sent} of exposed communication + {rest} of compute that {slow}"
 
 

@@ -45,10 +45,10 @@ from scalelab.studies.shared.sweep import (
 from scalelab.units import format_count, format_times
 
 UNEQUAL_WORK = CautionKind(
-    "unequal-work", "Rows of a script take other samples per step than the study compares", "wrong-work"
+    "unequal-work", "Rows of a script take different numbers of samples per step than the study plans", "wrong-work"
 )
 COPIES = FindingKind(
-    "separate-models", "Ranks of a script each train their own model: their work per second", MAIN, ("ratio",)
+    "separate-models", "Ranks of a script each train their own model: their combined throughput", MAIN, ("ratio",)
 )
 COUNTED = {
     "ablation": "a step minus a step without the all-reduce: all-reduce, waiting, what it takes from backward",
@@ -173,7 +173,7 @@ def make_law_table(answer: ScalingAnswer) -> Table | None:
     if usl is None:
         notes.append("the universal scalability law (USL) needs three sizes")
     if len(answer.fair) < len(answer.spread):
-        notes.append("oversubscribed rows are left out: ranks that share cores are another regime")
+        notes.append("oversubscribed rows are left out: these laws do not hold for ranks that share cores")
     return make_table(
         answer.fair,
         count_column("ranks", "ranks", lambda arm: arm.trial.num_ranks),
@@ -281,7 +281,7 @@ def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
             f"{names}: fitted to {answer.strategy} on ranks with cores of their own, over {answer.strategy} × 1."
         )
     if any(arm.trial.is_oversubscribed for arm in answer.spread):
-        said.append("Oversubscribed ranks are another regime: no line leads to them.")
+        said.append("No line leads to oversubscribed ranks: the fit does not hold for them.")
     bases = [arm for arm in answer.arms.values() if arm.trial.strategy != answer.strategy and not arm.is_measured]
     missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, describe_status(arm)) for arm in bases)]
     return " ".join([*said, *describe_failures(missing)])

@@ -35,7 +35,7 @@ MOST_MOVED = 0.05
 
 HOST_BOUND = FindingKind(
     "host-bound",
-    "What a synchronized step takes longer than one that runs freely",
+    "How much longer a synchronized step takes than a free-running one",
     REASON,
     ("host_seconds", "free_step_seconds"),
     free=("host_seconds",),

@@ -27,7 +27,7 @@ BREAKDOWN_NOTES = (
     INTERVAL_NOTE,
     "step = input + compute + exposed comm + waiting + stalled + rest",
     "waiting: for the last rank's gradients; exposed comm: the all-reduce after that, with nothing left to compute",
-    "stalled: other programs had its core; rest: the part of clean steps that phase-timed steps do not explain",
+    "stalled: other programs ran on its core; rest: the part of clean steps that phase-timed steps do not explain",
 )
 WAITING = FindingKind("waiting", "Ranks wait for a slower rank", DETAIL, ("seconds", "share"))
 UNEXPLAINED = CautionKind("unexplained-time", "The parts of a step do not add up to it", "noise", ("share", "rank"))

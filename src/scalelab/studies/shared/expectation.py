@@ -145,7 +145,7 @@ def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attemp
             start_seconds = max(0.0, time.perf_counter() - began - result.wall_seconds)
             began = time.perf_counter() - result.wall_seconds  # a try does not include loading torch
         if result.status is not Status.COMPLETED:
-            what = f"a try of {name} was {result.status.words}: {result.reason}"
+            what = f"a test launch of {name} was {result.status.words}: {result.reason}"
             return Expectation(seconds=None, source=what, was_run="Nothing else was run.")
         tried[name] = read_try(trial, result, thinned)
         is_short = tried[name].expect(trial) < SHORT_SECONDS and not isinstance(trial.task, Train)
@@ -157,7 +157,7 @@ def expect_by_trying(trials: Sequence[Trial], known: Mapping[str, float], attemp
     )
     return Expectation(
         seconds=start_seconds + ANSWER_SECONDS + total,
-        source=f"from a try of {format_count(len(set(map(id, tried.values()))), 'configuration')}",
+        source=f"from test launches of {format_count(len(set(map(id, tried.values()))), 'configuration')}",
         num_parameters=tuple(sorted({one.num_parameters for one in tried.values() if one.num_parameters})),
         was_run="Nothing else was run.",
     )

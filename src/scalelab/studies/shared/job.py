@@ -59,7 +59,7 @@ class Job:
     """What is trained, and on what."""
 
     workload: str = "gpt2"
-    """gpt2, lenet, mlp, resnet18, transformer, your own file.py:build, or a library's: hf:CONFIG, timm:NAME,
+    """gpt2, lenet, mlp, moe, resnet18, transformer, your own file.py:build, or a library's: hf:CONFIG, timm:NAME,
     diffusers:CLASS."""
     options: Annotated[Mapping[str, Option], tyro.conf.Suppress, tyro.conf.Fixed] = field(default_factory=dict)
     script: Annotated[ScriptSource | None, tyro.conf.Suppress, tyro.conf.Fixed] = None
@@ -93,8 +93,8 @@ class Job:
     """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
-    mpi: by torchrun or mpiexec, on all nodes of an allocation. slurm, pbs, lsf: by the batch system inside an
-    allocation. ray: on a Ray cluster. k8s: in the pods of a Job, see --dry-run."""
+    mpi: by torchrun or mpiexec, on all nodes of an allocation. slurm, pbs, lsf: on the nodes of an allocation; outside
+    of one, a job is submitted. ray: on a Ray cluster. k8s: in the pods of a Job, see --dry-run."""
     mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
     ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

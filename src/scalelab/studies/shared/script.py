@@ -45,7 +45,7 @@ SPARE_STEPS = 50
 MOST_APART = 0.2
 """A larger share of steps with an evaluation or a checkpoint is a part of the training."""
 
-ALONE = CautionKind("ranks-alone", "Ranks of a script send each other nothing: each trains by itself", "wrong-work")
+ALONE = CautionKind("ranks-alone", "Ranks of a script send each other nothing: each trains its own model", "wrong-work")
 IRREGULAR = CautionKind("irregular-steps", "Steps of a script differ in their optimizer calls", "wrong-work")
 UNEVEN = CautionKind(
     "uneven-steps", "Steps of a script differ in their backward passes", "wrong-work", ("uneven", "passes")
@@ -56,7 +56,7 @@ NOT_RECORDED = CautionKind(
 UNSEEN_BATCH = CautionKind("unseen-batch", "The batch size of a script could not be checked", "wrong-work")
 APART = CautionKind(
     "steps-apart",
-    "Many steps of a script have other work in them, which is not timed",
+    "Many steps of a script include other work, which is not timed",
     "wrong-work",
     ("apart", "steps"),
 )
@@ -216,7 +216,7 @@ def look_at_script(arm: Arm) -> Iterator[Caution]:
         yield UNEVEN(
             arm.label,
             f"{arm.label}: {uneven} steps of a launch did not have {passes} backward passes, as most do",
-            "samples/s counts that many in every step: use a dataset that the accumulated batches divide",
+            "samples/s counts that many in every step: use a dataset whose size is a multiple of the accumulated batch",
             uneven=uneven,
             passes=passes,
         )
@@ -238,7 +238,7 @@ def _name_other_work(arm: Arm) -> Iterator[Caution]:
         if steps and apart > MOST_APART * steps:
             yield APART(
                 arm.label,
-                f"{arm.label}: {apart} of {steps} steps had an evaluation, a rollout or a checkpoint in them, which the"
+                f"{arm.label}: {apart} of {steps} steps included an evaluation, a rollout or a checkpoint, which the"
                 " step time leaves out",
                 "to time both as one step, name a function that does both, --step-at module:function",
                 apart=apart,

@@ -46,7 +46,7 @@ QUICK_FIELDS = ("rounds", "steps", "phase_steps", "comm_free_steps", "profile_st
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How often it is measured."""
+    """How often each configuration is measured."""
 
     rounds: int = 12
     """Launches of every configuration, interleaved."""

@@ -36,14 +36,12 @@ PHASE_STEPS = 4
 
 PLAN_RANKING = FindingKind(
     "plan-ranking",
-    "Where the layout that plan ranks first was measured, and how far its steps are off",
+    "Measured place of the layout that plan ranks first, and the error of planned steps",
     REASON,
     ("place", "num_layouts", "correlation", "median_error"),
 )
-UNPLANNED = CautionKind("no-plan-beside", "plan could not be calibrated, so it is not shown beside what was measured")
-PLAN_NOTE = (
-    "planned: by `plan`, for this machine as one rank alone and an all-reduce on two show it; ± is its 80 % interval"
-)
+UNPLANNED = CautionKind("no-plan-beside", "plan could not be calibrated, so it is not shown beside the measurement")
+PLAN_NOTE = "planned: by `plan`, calibrated by one rank and a 2-rank all-reduce on this machine; ± is its 80 % interval"
 
 
 def read_shape(job: Job) -> Transformer | None:

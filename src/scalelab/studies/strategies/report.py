@@ -73,7 +73,11 @@ VARIATION = FindingKind(
 )
 UTILIZATION = FindingKind("utilization", "How busy the devices of a strategy are", DETAIL, ("least", "most"))
 EXCESS = FindingKind(
-    "device-0-memory", "What device 0 holds more than the others", REASON, ("excess_bytes",), free=("excess_bytes",)
+    "device-0-memory",
+    "How much more memory device 0 holds than the others",
+    REASON,
+    ("excess_bytes",),
+    free=("excess_bytes",),
 )
 
 NOT_OBSERVED = CautionKind("no-utilization", "How busy devices were could not be observed", "note")
@@ -298,7 +302,7 @@ def _describe_losses(arms: Sequence[Arm], reference: Arm) -> Iterator[Finding]:
     if largest == 0:
         text = f"All strategies have exactly the losses of the {reference.label}."
     elif is_same:
-        text = f"All strategies train the same: losses differ by {size}, as another order of summation does."
+        text = f"All strategies train the same: losses differ by {size}, as expected from another order of summation."
     else:
         text = (
             f"The strategies do not train the same: losses differ by {size}. Dropout draws other masks on every rank,"

@@ -141,6 +141,6 @@ def fit_job(job: Job, strategy: str, strategies: Sequence[str]) -> Job:
     given = [f.name for f in fields(Spreading) if getattr(job.spreading, f.name) != getattr(defaults, f.name)]
     for name in given:
         if not any(name in find_strategy(known).options for known in strategies):
-            raise UsageError(f"{flag(name)} means nothing to --strategies {' '.join(strategies)}: leave it out")
+            raise UsageError(f"{flag(name)} has no effect with --strategies {' '.join(strategies)}: leave it out")
     unknown = {name: getattr(defaults, name) for name in given if name not in find_strategy(strategy).options}
     return replace(job, spreading=replace(job.spreading, **unknown)) if unknown else job

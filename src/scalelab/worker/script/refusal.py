@@ -108,7 +108,7 @@ def describe_wait(seconds: float, session: ScriptSession, log: Path, script: Scr
     watch, words = session.watch, f"no step was seen in {format_seconds(seconds)}"
     if not (watch.has_seen or has_children):
         advice = "raise --timeout if it takes long to begin"
-        return f"{words}, nor anything of a training{quote_last_line(log)}: {advice}; {OWN_PROCESSES}"
+        return f"{words}, and no training{quote_last_line(log)}: {advice}; {OWN_PROCESSES}"
     advice = OWN_PROCESSES if has_children and not watch.is_loading else advise_step_end(watch, script)
     return f"{words} ({describe_seen(session)}): {advice}"
 

@@ -169,8 +169,9 @@ class ScriptSession:
             raise ScriptEnded
         if self.watch.uses_rule and self.watch.rule.is_second_training:
             raise UsageError(
-                "the script began a second training: another optimizer steps, and the first no longer does; measure one"
-                " at a time: fewer --steps than the first takes, or --step-at a function that only one of them calls"
+                "the script began a second training run: another optimizer steps, and the first no longer does; measure"
+                " one at a time: fewer --steps than the first takes, or --step-at a function that only one of them"
+                " calls"
             )
         self._synchronize()
         end = perf_counter()
