@@ -35,7 +35,7 @@ from scalelab.units import format_count
 class Export:
     """Export every step, loss and answer of runs to TensorBoard, MLflow, W&B, Prometheus, Perfetto or CSV."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("last",)
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")] = ("last",)
     """Names, unique prefixes or paths of runs, or last."""
     tensorboard: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Write TensorBoard event files to DIR/RUN; view them with tensorboard --logdir DIR."""

@@ -62,7 +62,10 @@ TITLES = {
     "Submission": "Batch job",
     "Site": "Batch job resources",
     "Output": "Output",
+    "Again": "Measure both again",
 }
+TAILS = {"meter": ("-- COMMAND [ARGUMENTS]",)}
+"""What follows the flags of a verb."""
 WITHOUT = {
     "augment": "Train on the images as they are, without random crops and flips.",
     "batch_norm": "Skip the rows about buffers and batch norm.",
@@ -112,7 +115,9 @@ def render_help(
     num_hidden = len(flags) - len(shown)
     if num_hidden:
         shown = [replace(one, text=one.brief or one.text) if one.group else one for one in shown]
-    usage = " ".join(["usage: scalelab", verb, *(one.invocation for one in positional), "[OPTIONS]"])
+    usage = " ".join(
+        ["usage: scalelab", verb, *(one.invocation for one in positional), "[OPTIONS]", *TAILS.get(verb, ())]
+    )
     lines = [usage, "", *(line for part in description.split("\n\n") for line in wrap(part, width))]
     groups = dict.fromkeys(one.group for one in shown if not one.is_positional)
     listed = [("Arguments", positional)] if positional else []

@@ -38,8 +38,8 @@ class ListRuns:
 class Remove:
     """Delete runs, with all their samples."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Names or paths of runs."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
+    """Full names or paths of runs."""
     runs_dir: RunsDir = RUNS_DIR
 
 

@@ -50,7 +50,7 @@ class Show:
 class Report:
     """Write a report of one run, or a comparison of several, to share; HTML by default."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ("last",)
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")] = ("last",)
     """Names, unique prefixes or paths of runs, or last; each is compared with the first."""
     runs_dir: RunsDir = RUNS_DIR
     bundle: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -107,7 +107,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions(SweepStudy):
-    """Options of the workload are varied, one at a time or all combined, against the job as it is."""
+    """Vary workload options, one at a time or all combined, and compare with the unchanged job."""
 
     name: ClassVar[str] = "dimensions"
     title: ClassVar[str] = "Dimensions"

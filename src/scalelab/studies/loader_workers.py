@@ -63,7 +63,7 @@ CROWDED = CautionKind("crowded-workers", "More loader workers than free cores", 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderWorkers(SweepStudy):
-    """Trains on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
+    """Train on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
 
     name: ClassVar[str] = "loader-workers"
     title: ClassVar[str] = "Loader workers"

@@ -45,7 +45,7 @@ from scalelab.workloads.image_options import Resnet18Options
 
 @dataclass(frozen=True, kw_only=True)
 class CommVolume(Study):
-    """Count the messages and bytes of one step by kind, beside theory."""
+    """Count the messages and bytes of one step by kind, and compare them with theory."""
 
     name: ClassVar[str] = "comm-volume"
     title: ClassVar[str] = "Communication volume"
