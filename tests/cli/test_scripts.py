@@ -197,7 +197,7 @@ def test_a_missing_placeholder_is_named_before_any_launch(
         parse_study("strong-scaling", ["--ranks", "1", "2", "--global-batch-size", "8"], ["train.py"])[0]
     )
     assert capsys.readouterr().err == (
-        "note: train.py has to divide its batch by the ranks itself: global batch 8 over all of them; else write"
+        "note: train.py must divide the global batch 8 by the number of ranks itself; if it does not, write"
         " {batch_per_rank} where it takes its batch size\n"
     )
     note_missing_batch(parse_study("strong-scaling", [], ["train.py", "{batch_per_rank}"])[0])

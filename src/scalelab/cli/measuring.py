@@ -217,7 +217,7 @@ class ProgressReporter:
 def warn_of_neighbours(event: TrialStarted, say: Callable[[str], None]) -> None:
     """Say at once that another run disturbs this one, and is disturbed: it may still be stopped."""
     for neighbour in event.neighbours:
-        say(f"warning: on the same cores, scalelab also measures {neighbour}: both get slower; let one wait")
+        say(f"warning: scalelab also measures {neighbour} on the same cores: both get slower; let one wait")
 
 
 POLL_SECONDS = 0.2

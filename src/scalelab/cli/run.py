@@ -70,8 +70,8 @@ def note_missing_batch(study: Any) -> None:
     """Strong scaling of a script that is not given its batch: it may well divide one itself, or the study fails."""
     script = getattr(study, "is_strong", False) and study.job.script
     if script and max(study.ranks) > 1 and not script.sets_batch:
-        words = f"{script.label} has to divide its batch by the ranks itself: {study.batch_words} over all of them"
-        print(f"note: {words}; else write {{batch_per_rank}} where it takes its batch size", file=sys.stderr)  # noqa: T201
+        words = f"{script.label} must divide the {study.batch_words} by the number of ranks itself"
+        print(f"note: {words}; if it does not, write {{batch_per_rank}} where it takes its batch size", file=sys.stderr)  # noqa: T201
 
 
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
