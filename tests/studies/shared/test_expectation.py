@@ -142,7 +142,7 @@ def test_a_plan_lists_every_trial_and_the_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_unknown_time_is_a_dash() -> None:
     text = render_plan(make_strong().plan(), Expectation(seconds=None, source="unknown"))
-    assert text.endswith("30 trials, about – (unknown). Nothing was run.\n")
+    assert text.endswith("30 trials, time unknown (unknown). Nothing was run.\n")
 
 
 def test_the_speed_of_a_matrix_product_is_a_finite_number() -> None:

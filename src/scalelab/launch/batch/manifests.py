@@ -21,6 +21,7 @@ from scalelab.launch.k8s import GROUP, MODULE
 from scalelab.launch.stepped import count_cores_per_process
 from scalelab.records.settings import find_kind
 from scalelab.records.trial import Trial
+from scalelab.units import format_count
 
 GROUP_LABEL = "metadata.labels['batch.kubernetes.io/controller-uid']"
 DEFAULT_IMAGE, DEFAULT_CLAIM = "scalelab", "scalelab"
@@ -157,7 +158,7 @@ def plan_pods(trials: Sequence[Trial], site: Site, runs_dir: Path, words: Sequen
 def write_manifests(trials: Sequence[Trial], site: Site, runs_dir: Path, words: Sequence[str]) -> str:
     """Write both manifests into the working directory; returns what to do with them."""
     pods = plan_pods(trials, site, runs_dir, words)
-    lines = [f"\nManifests for {pods.num_pods} pods of {pods.image} (nothing was submitted):"]
+    lines = [f"\nManifests for {format_count(pods.num_pods, 'pod')} of {pods.image} (nothing was submitted):"]
     kinds = {
         "job": ("Indexed Job and its service", make_indexed_job),
         "trainjob": ("Kubeflow TrainJob", make_train_job),

@@ -211,7 +211,7 @@ def expect_by_arithmetic(trials: Sequence[Trial]) -> Expectation:
         bound = sum(trial.timeout_seconds for trial in trials)
         return Expectation(
             seconds=None,
-            source=f"unknown before the first trial; at most {format_duration(bound)}, by --timeout",
+            source=f"no estimate before the first trial; at most {format_duration(bound)}, by --timeout",
         )
     speed = measure_matmul_speed()
     total = START_SECONDS
@@ -330,11 +330,8 @@ def render_plan(trials: Sequence[Trial], expected: Expectation, *, is_full: bool
         lines.append(f"{number:4}  {names[trial.name]:<{width}}  {_describe_trial(trial)}{times}{crowded}")
     if len(shown) < len(listed):
         lines.append(f"      … and {len(listed) - len(shown)} more: --full lists every trial")
-    lines += [
-        "",
-        f"{format_count(len(trials), 'trial')}, about {format_duration(expected.seconds)} ({expected.source})."
-        f" {expected.was_run}",
-    ]
+    time = "time unknown" if expected.seconds is None else f"about {format_duration(expected.seconds)}"
+    lines += ["", f"{format_count(len(trials), 'trial')}, {time} ({expected.source}). {expected.was_run}"]
     return "\n".join(lines) + "\n"
 
 
