@@ -142,7 +142,7 @@ class Predict:
             check_at_least("ranks", count, 1)
         if (self.run is None) == (self.table is None):
             raise UsageError("give a run (scalelab predict last) or a table (--table FILE.csv)")
-        if self.run is not None and Path(self.run).is_file():
+        if self.run is not None and Path(self.run).suffix and Path(self.run).is_file():
             raise UsageError(f"{self.run} is a file, not a run: scalelab predict --table {self.run}")
         if self.table is not None and (self.change != ChangeFlags() or self.collectives is not None):
             raise UsageError("what-if flags and --collectives need a run, not --table")
