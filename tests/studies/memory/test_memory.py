@@ -127,7 +127,7 @@ def test_a_device_is_said_to_hold_what_fits(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("device", "batch", "words"),
-    [("500B", None, "single does not fit into 500 B: batch 4 needs 693 B"), ("1MB", 8, "at every batch asked for")],
+    [("500B", None, "single does not fit into 500 B: batch 4 needs 693 B"), ("1MB", 8, "at every given batch")],
 )
 def test_nothing_and_everything_may_fit(
     device: str, batch: int | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

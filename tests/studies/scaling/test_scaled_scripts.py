@@ -96,7 +96,7 @@ def test_work_that_many_steps_have_besides_is_named(tmp_path: Path, num_evaluati
     _, document = answer(make_strong(job=JOB), tmp_path, AlteredLauncher(alter))
     messages = [one.message for one in document.cautions if one.kind == "steps-apart"]
     assert bool(messages) is is_named
-    assert all("steps had an evaluation, a rollout or a checkpoint in them" in one for one in messages)
+    assert all("steps included an evaluation, a rollout or a checkpoint" in one for one in messages)
 
 
 def test_a_placeholder_may_be_multiplied_and_divided() -> None:
