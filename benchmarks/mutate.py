@@ -1,27 +1,31 @@
 """Tests that can fail: the share of small, wrong edits of pure modules that some test notices.
 
 A mutant is one edit of one syntax node: a changed operator, comparison, number, sign or condition. It is never written.
-The tests that name a module of a package are collected once and run once without an edit, which says what each costs
-and which functions it calls. Then every mutant gets a fork of that process: the edited function takes the place of the
-sound one, the tests that call it run from the quickest on, and the first failure ends it.
+The tests that name a module of a package are collected once and run without an edit, the most specific files first and
+for a third of the time at most: this says what each costs and which functions with mutants it calls. Then every mutant
+gets a fork of that process: the edited function takes the place of the sound one, the tests that call it run from the
+quickest on, and the first failure ends it.
 
-What no fork can edit (constants of a module, defaults) and what all those tests passed is judged once more by a process
-that imports the edited module from the start, first with the tests that name it, then with those that name a module
-which imports it. A mutant that these pass too is a survivor, printed with its line. Those that are equivalent to the
-original are counted apart: `EXPLAINED` lists them, and a count that is compared with 1.5 in place of 1 is one.
-Mutants follow the seed.
+What no fork can edit (constants of a module, defaults) and what all those tests passed is judged once more by processes
+that import the edited module from the start, a few test files each: first those that name it, then those that name a
+module which imports it. A test that fails there must pass without the edit. A mutant that all of them pass is a
+survivor, printed with its line; so is one that passed in a fork, if the time ends before the rest. Mutants that nothing
+judged in time are counted as "no time", not in the rate. Those that are equivalent to the original are counted apart:
+`EXPLAINED` lists them, and a count that is compared with 1.5 in place of 1 is one. Mutants follow the seed.
 `python benchmarks/mutate.py --mutants 30 --packages predict`.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
+import ast
+import builtins
 import functools
 import gc
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -42,6 +46,7 @@ from rigs.mutants import (
     find_function,
     is_unseen,
     list_mutants,
+    mark_calls,
     name_module,
 )
 
@@ -52,6 +57,10 @@ SLOW_FOLDERS = ("worker", "recipes", "cli", "test_docs")
 BAR = 0.92
 TEST_SECONDS = 60
 """Of processor time, so that other work on the machine makes no test seem to hang."""
+MEASURING_SHARE, FORKS_SHARE = 0.35, 0.75
+"""Of the time of a package: until all tests or this much has run without an edit, and until forks end."""
+NUM_FILES = 5
+"""Test files that one process runs with the edited module: the next have to be imported only if these pass."""
 WAITING_SECONDS = 600
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not ranks")
 """Of pytest."""
@@ -59,17 +68,27 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not ranks")
 
 def list_tests(paths: list[Path]) -> list[str]:
     """The quick tests that import one of some modules."""
-    names = {f"{name_module(path)} import" for path in paths}
-    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any_of(names, file.read_text())]
-    return [str(file) for file in files if not file.relative_to(ROOT / "tests").parts[0].startswith(SLOW_FOLDERS)]
+    found = list_users({f"{name_module(path)} import" for path in paths})
+    return [str(file) for file in found if not file.relative_to(ROOT / "tests").parts[0].startswith(SLOW_FOLDERS)]
 
 
 def list_wider_tests(path: Path) -> list[str]:
     """The tests that import what imports the module, and slow ones that import it."""
     name = f"{name_module(path)} import"
-    users = {name, *(f"{name_module(file)} import" for file in SOURCE.rglob("*.py") if name in file.read_text())}
-    found = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if any_of(users, file.read_text())]
-    return sorted({str(file) for file in found} - {*list_tests([path])})
+    users = {name, *(f"{name_module(file)} import" for file, text in read_all(SOURCE).items() if name in text)}
+    sooner = {*list_tests([path])}
+    return [str(file) for file in list_users(users) if str(file) not in sooner]
+
+
+def list_users(names: set[str]) -> list[Path]:
+    """Test files that have one of some words, the most specific first: those that import the fewest modules of ours."""
+    files = [file for file, text in read_all(ROOT / "tests").items() if any_of(names, text) and "test_" in file.name]
+    return sorted(files, key=lambda file: len(re.findall(r"from scalelab\S* import", read_all(ROOT / "tests")[file])))
+
+
+@functools.cache
+def read_all(directory: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted(directory.rglob("*.py"))}
 
 
 def any_of(words: set[str], text: str) -> bool:
@@ -105,14 +124,17 @@ def read_clock() -> float:
     return sum(os.times()[:4])
 
 
-def be_silent() -> None:
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-
-
 class Quick:
-    """A plugin of pytest: examples are found, not made smaller; directories of tests are in one place."""
+    """A plugin of pytest: examples are found, not made smaller; the test that fails is written to a file."""
+
+    def __init__(self, failed: Path) -> None:
+        self._failed = failed
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self._failed.write_text(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
 
     def pytest_collection(self) -> None:
         from hypothesis import Phase, settings
@@ -127,9 +149,9 @@ class Quick:
 class Forked(Quick):
     """A plugin of pytest that, in place of running what was collected, judges mutants in forks of this process."""
 
-    def __init__(self, mutants: list[Mutant], seconds: float, tell: Callable[[int, bool], None]) -> None:
-        self._mutants, self._seconds, self._tell = mutants, seconds, tell
-        self._paths = {str(mutant.path) for mutant in mutants}
+    def __init__(self, mutants: list[Mutant], seconds: float, place: Path, files: list[str]) -> None:
+        super().__init__(place / "failed")
+        self._mutants, self._seconds, self._place, self._files = mutants, seconds, place, files
         self._has_failed = False
         self._functions: dict[str, list[FunctionType]] = defaultdict(list)
         self._caches: list[Any] = []
@@ -138,55 +160,62 @@ class Forked(Quick):
         self._has_failed |= report.failed
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        costs = self._measure(session.items)
+        paths = {str(mutant.path) for mutant in self._mutants}
         gc.unfreeze()
-        for one in gc.get_objects():
-            if isinstance(one, FunctionType) and one.__code__.co_filename in self._paths:
+        for one in gc.get_objects():  # isinstance would ask some objects of torch for their class, which warns
+            if type(one) is FunctionType and one.__code__.co_filename in paths:
                 self._functions[one.__code__.co_filename].append(one)
-            elif isinstance(one, functools._lru_cache_wrapper):
+            elif type(one) is functools._lru_cache_wrapper:
                 self._caches.append(one)
         gc.freeze()
+        items = sorted(session.items, key=lambda item: self._files.index(str(item.path)))
+        costs = self._measure(items)
         for number, mutant in enumerate(self._mutants):
-            if read_clock() > self._seconds:
+            if read_clock() > self._seconds * FORKS_SHARE:
                 break
             place = f"{mutant.path}:{find_function(mutant)}"
-            chosen = [(cost, index) for index, (cost, calls) in costs.items() if place in calls]
-            items = [session.items[index] for _, index in sorted(chosen)]
+            chosen = sorted((cost, index) for index, (cost, calls) in costs.items() if place in calls)
+            if not chosen:
+                continue
             seconds = 10 + int(4 * sum(cost for cost, _ in chosen))
-            self._tell(number, bool(items) and run_child(lambda m=mutant, i=items: self._try(m, i), seconds))  # type: ignore[misc]
+            work = functools.partial(self._try, mutant, [items[index] for _, index in chosen])
+            with (self._place / "verdicts").open("a") as file:
+                file.write(f"{number} {int(run_child(work, seconds))}\n")
         return True
 
     def _measure(self, items: list[Any]) -> dict[int, tuple[float, set[str]]]:
         """What each test costs and which functions it calls, of those that pass, seen in a process of its own."""
         with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
             run_child(lambda: self._trace(items, Path(file.name)), 3600, 3600)
-            return {int(index): (cost, set(calls)) for index, (cost, calls) in json.load(file).items()}
+            return {int(index): (cost, set(calls)) for index, (cost, calls) in json.loads(file.read() or "{}").items()}
 
     def _trace(self, items: list[Any], file: Path) -> int:
+        seen: set[str] = set()
+        vars(builtins)["mark_call"] = seen.add
+        for path in {mutant.path for mutant in self._mutants}:
+            self._edit(path, mark_calls(path, {find_function(one) for one in self._mutants if one.path == path}))
         costs: dict[int, tuple[float, list[str]]] = {}
         for index, item in enumerate(items):
-            self._has_failed, began, after = False, time.process_time(), items[index + 1 : index + 2]
-            watch = cProfile.Profile(builtins=False)
-            watch.enable()
+            self._has_failed, began, after = False, read_clock(), items[index + 1 : index + 2]
+            if began > self._seconds * MEASURING_SHARE:
+                break
+            seen.clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after[0] if after else None)
-            watch.disable()
             if not self._has_failed:
-                codes = [one.code for one in watch.getstats()]
-                places = {f"{code.co_filename}:{code.co_firstlineno}" for code in codes if isinstance(code, CodeType)}
-                costs[index] = (time.process_time() - began, sorted(place for place in places if self._is_ours(place)))
+                costs[index] = (read_clock() - began, sorted(seen))
         file.write_text(json.dumps(costs))
         return 0
 
-    def _is_ours(self, place: str) -> bool:
-        return place.rpartition(":")[0] in self._paths
-
-    def _try(self, mutant: Mutant, items: list[Any]) -> int:
-        be_silent()
-        sys.meta_path.insert(0, EditedImport(name_module(mutant.path), mutant))
-        codes = dict(list_codes(compile(compile_mutant(mutant), str(mutant.path), "exec")))
-        for function in self._functions[str(mutant.path)]:
+    def _edit(self, path: Path, tree: ast.Module) -> None:
+        """Puts the functions of an edited module in the place of the sound ones, now or when it is imported."""
+        sys.meta_path.insert(0, EditedImport(path, tree))
+        codes = dict(list_codes(compile(tree, str(path), "exec")))
+        for function in self._functions[str(path)]:
             code = function.__code__
             function.__code__ = codes.get((code.co_qualname, code.co_firstlineno), code)
+
+    def _try(self, mutant: Mutant, items: list[Any]) -> int:
+        self._edit(mutant.path, compile_mutant(mutant))
         for cache in self._caches:
             cache.cache_clear()
         for item, after in zip(items, [*items[1:], None], strict=True):
@@ -204,74 +233,74 @@ def list_codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
             yield from list_codes(one)
 
 
-def judge_in_forks(mutants: list[Mutant], seconds: float, place: Path) -> dict[int, bool]:
-    """Which mutants the collected tests kill, by number; none of those for which there was no time."""
+def judge_in_forks(mutants: list[Mutant], seconds: float, place: Path) -> dict[Mutant, bool]:
+    """Which mutants the collected tests kill; none of those that no test calls, or for which there was no time."""
     tests = list_tests(sorted({mutant.path for mutant in mutants}))
     verdicts = place / "verdicts"
     verdicts.write_text("")
-
-    def collect() -> int:
-        import pytest
-
-        def tell(number: int, is_killed: bool) -> None:
-            with verdicts.open("a") as file:
-                file.write(f"{number} {int(is_killed)}\n")
-
-        be_silent()
-        plugin = Forked(mutants, seconds, tell)
-        return int(pytest.main([*OPTIONS, f"--basetemp={place / 'pytest'}", *tests], plugins=[plugin]))
-
-    run_child(collect, 7200, 7200)
+    if run_child(lambda: run_tests(tests, place, Forked(mutants, seconds, place, tests)), 7200, 7200):
+        sys.exit(f"mutate: no fork judged anything; see pytest {' '.join(OPTIONS)} {' '.join(tests)}")
     pairs = (line.split() for line in verdicts.read_text().splitlines())
-    return {int(number): bool(int(is_killed)) for number, is_killed in pairs}
+    return {mutants[int(number)]: bool(int(is_killed)) for number, is_killed in pairs}
 
 
-def judge_by_import(mutant: Mutant | None, tests: list[str], place: Path) -> bool:
-    """Whether a test fails with the edit, imported from the start; None: without one."""
+def run_tests(tests: list[str], place: Path, plugin: Quick, *more: str) -> int:
+    import pytest
 
-    def run() -> int:
-        import pytest
-
-        be_silent()
-        if mutant:
-            sys.meta_path.insert(0, EditedImport(name_module(mutant.path), mutant))
-        code = int(pytest.main([*OPTIONS, f"--basetemp={place / 'pytest'}", *tests], plugins=[Quick()]))
-        return 0 if code in (0, 5) else 1
-
-    return run_child(run, TEST_SECONDS * (2 if mutant else 1))
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    code = int(pytest.main([*OPTIONS, f"--basetemp={place / 'pytest'}", *more, *tests], plugins=[plugin]))
+    return 0 if code in (0, 5) else 1
 
 
 class Judge:
-    """Judges the mutants of a package, and keeps whether tests pass without an edit."""
+    """Judges the mutants of a package, and keeps which tests fail without an edit."""
 
     def __init__(self, place: Path, *, is_quick: bool) -> None:
-        self._place, self._is_quick = place, is_quick
-        self._sound: dict[tuple[str, ...], bool] = {}
+        self._place, self._is_quick, self._failed = place, is_quick, place / "failed"
+        self._sound: dict[str, bool] = {}
 
-    def judge(self, mutants: list[Mutant], seconds: float) -> Iterator[tuple[Mutant, bool]]:
-        """As many as there is time for, with the verdict: is it killed?"""
+    def judge(self, mutants: list[Mutant], seconds: float) -> Iterator[tuple[Mutant, bool | None]]:
+        """Is it killed? None: there was no time to see."""
         deadline = read_clock() + seconds
         inside = [mutant for mutant in mutants if find_function(mutant)]
-        mutants = inside if self._is_quick else mutants
-        verdicts = judge_in_forks(inside, seconds * (1.0 if self._is_quick else 0.5), self._place)
-        killed = {inside[number] for number, is_killed in verdicts.items() if is_killed}
-        yield from ((mutant, True) for mutant in mutants if mutant in killed)
-        skipped = {mutant for number, mutant in enumerate(inside) if number not in verdicts}
+        verdicts = judge_in_forks(inside, seconds, self._place) if inside else {}
         for mutant in mutants:
-            if mutant not in killed and mutant not in skipped and read_clock() < deadline:
-                yield mutant, not self._is_quick and self._judge_from_start(mutant)
+            is_killed = verdicts.get(mutant)
+            if not is_killed and not self._is_quick and read_clock() < deadline:
+                is_killed = self._judge_from_start(mutant, deadline)
+            yield mutant, is_killed
 
-    def _judge_from_start(self, mutant: Mutant) -> bool:
-        return any(
-            self._pass_without_edit(tests) and judge_by_import(mutant, tests, self._place)
-            for tests in (list_tests([mutant.path]), list_wider_tests(mutant.path))
-            if tests
-        )
+    def _judge_from_start(self, mutant: Mutant, deadline: float) -> bool:
+        tests = [*list_tests([mutant.path]), *list_wider_tests(mutant.path)]
+        for first in range(0, len(tests), NUM_FILES):
+            if self._is_killed_by(tests[first : first + NUM_FILES], mutant):
+                return True
+            if read_clock() > deadline:
+                break
+        return False
 
-    def _pass_without_edit(self, tests: list[str]) -> bool:
-        if tuple(tests) not in self._sound:
-            self._sound[tuple(tests)] = not judge_by_import(None, tests, self._place)
-        return self._sound[tuple(tests)]
+    def _is_killed_by(self, tests: list[str], mutant: Mutant) -> bool:
+        """Whether a test fails with the edit, imported from the start, and passes without it."""
+        while self._fail(tests, mutant):
+            failed = self._failed.read_text()
+            if failed not in self._sound:
+                self._sound[failed] = not self._fail([failed] if failed else tests, None)
+            if self._sound[failed] or not failed:
+                return self._sound.pop("", True)
+        return False
+
+    def _fail(self, tests: list[str], mutant: Mutant | None) -> bool:
+        self._failed.write_text("")
+        unsound = [f"--deselect={test}" for test, is_sound in self._sound.items() if not is_sound]
+
+        def run() -> int:
+            if mutant:
+                sys.meta_path.insert(0, EditedImport(mutant.path, compile_mutant(mutant)))
+            return run_tests(tests, self._place, Quick(self._failed), *(unsound if mutant else ()))
+
+        return run_child(run, TEST_SECONDS * (2 if mutant else 1))
 
 
 def draw_mutants(package: str, only: str, seed: int) -> list[Mutant]:
@@ -304,22 +333,23 @@ def main() -> int:
         for package in args.packages:
             drawn = draw_mutants(package, args.only, args.seed)[: args.mutants]
             mutants = [mutant for mutant in drawn if not is_unseen(mutant)]
-            counts[package] = count = [0, 0, len(drawn) - len(mutants)]
+            counts[package] = count = [0, 0, len(drawn) - len(mutants), 0]
             for mutant, is_killed in judge.judge(mutants, args.seconds / len(args.packages)):
-                count[0] += 1
-                count[1] += is_killed
-                if not is_killed:
+                count[0] += is_killed is not None
+                count[1] += is_killed is True
+                count[3] += is_killed is None
+                if is_killed is False:
                     print(f"survived: {mutant.place}: {mutant.words}: {mutant.text}", flush=True)
             print(f"{package}: {count[1]} of {count[0]} killed after {read_clock():.0f} CPU s", flush=True)
     return conclude(counts)
 
 
 def conclude(counts: dict[str, list[int]]) -> int:
-    print(f"\n{'package':<14}{'judged':>8}{'killed':>8}{'rate':>8}{'equivalent':>12}")
-    for name, (judged, killed, equivalent) in counts.items():
-        print(f"{name:<14}{judged:>8}{killed:>8}{killed / max(judged, 1):>8.0%}{equivalent:>12}")
+    print(f"\n{'package':<14}{'judged':>8}{'killed':>8}{'rate':>8}{'equivalent':>12}{'no time':>9}")
+    for name, (judged, killed, equivalent, late) in counts.items():
+        print(f"{name:<14}{judged:>8}{killed:>8}{killed / max(judged, 1):>8.0%}{equivalent:>12}{late:>9}")
     judged, killed = (sum(count[part] for count in counts.values()) for part in (0, 1))
-    rates = [killed / judged if judged else 0.0 for judged, killed, _ in counts.values()]
+    rates = [killed / judged if judged else 0.0 for judged, killed, *_ in counts.values()]
     print(
         f"mutate: {killed / max(judged, 1):.1%} of {judged} mutants killed, {min(rates):.0%} of a package (≥ {BAR:.0%})"
     )

@@ -229,20 +229,31 @@ def compile_mutant(mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(edited)
 
 
+def mark_calls(path: Path, lines: set[int | None]) -> ast.Module:
+    """A module whose functions at some first lines begin with mark_call("path:line")."""
+    tree = ast.parse(path.read_text())
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            line = min(one.lineno for one in (function, *function.decorator_list))
+            if line in lines:
+                function.body[:0] = ast.parse(f"mark_call({f'{path}:{line}'!r})").body
+    return ast.fix_missing_locations(tree)
+
+
 class EditedImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives a process the edited module in place of the file."""
 
-    def __init__(self, name: str, mutant: Mutant) -> None:
-        self._name, self._mutant = name, mutant
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self._path, self._tree = path, tree
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
-        if name != self._name:
+        if name != name_module(self._path):
             return None
-        return importlib.machinery.ModuleSpec(name, self, origin=str(self._mutant.path))
+        return importlib.machinery.ModuleSpec(name, self, origin=str(self._path))
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(self._mutant.path)
-        exec(compile(compile_mutant(self._mutant), str(self._mutant.path), "exec"), module.__dict__)
+        module.__file__ = str(self._path)
+        exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
 
 
 def name_module(path: Path) -> str:
