@@ -90,6 +90,14 @@ def test_ways_to_write_the_same_are_read_alike(
     assert list_ops(capture(forward)) == ops
 
 
+@pytest.mark.parametrize(("size", "kernel"), [(30, None), (15, (15, 15))])
+def test_a_window_as_large_as_the_image_is_read_as_the_average_of_the_image(
+    size: int, kernel: tuple[int, int] | None
+) -> None:
+    network = capture(lambda m, x: functional.avg_pool2d(m.conv(x), size))
+    assert network.layers[-1].kernel == kernel
+
+
 def test_a_result_that_is_also_used_without_its_relu_keeps_both() -> None:
     def forward(m: Written, x: torch.Tensor) -> torch.Tensor:
         y = m.conv(x)

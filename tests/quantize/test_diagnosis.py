@@ -201,6 +201,7 @@ def test_the_ratio_of_half_a_step_is_six_decibels_per_bit() -> None:
 
 def test_a_gap_is_the_factor_between_the_two_largest_weights_of_a_channel() -> None:
     assert measure_gap(torch.tensor([[1.0, -2.0, 0.5], [0.1, 5.0, -0.5]])) == pytest.approx(10.0)
+    assert measure_gap(torch.tensor([[2.0, -8.0], [3.0, 3.0]])) == 4.0
     assert measure_gap(torch.tensor([[1.0], [2.0]])) is None
     assert measure_gap(torch.zeros(2, 3)) is None
     assert measure_gap(None) is None

@@ -31,9 +31,9 @@ class Corners(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, 12, 3, padding=2, dilation=2)
         self.grouped = nn.Conv2d(12, 12, (3, 1), padding=(1, 0), groups=3)
-        self.maxima = nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxima = nn.MaxPool2d(3, stride=(2, 1), padding=1)
         self.average = nn.AvgPool2d(2, stride=1, padding=1)
-        self.wide = nn.Linear(12 * 5 * 5, 20)
+        self.wide = nn.Linear(12 * 5 * 9, 20)
         self.same = nn.Linear(20, 20, bias=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -101,6 +101,12 @@ def test_logits_are_those_of_the_integers_also_where_memory_is_reused(make):
     expected = simulate_eager(quantized, images)["logits"]
     assert torch.equal(module(images), expected)
     assert torch.equal(module(images), expected), "a second call found what the first had left"
+
+
+def test_integers_of_images_have_channels_last_as_the_kernels_do():
+    quantized = make_lenet()
+    found = run_eager(quantized, draw(2, *quantized.input_shape))
+    assert found["input"].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_network_of_linear_layers_takes_rows():

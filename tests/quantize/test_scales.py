@@ -14,6 +14,7 @@ from scalelab.quantize.histogram import count_values
 from scalelab.quantize.network import CapturedNetwork, Layer, QuantizedNetwork
 from scalelab.quantize.scales import (
     LARGEST_INT32,
+    SMALLEST_SCALE,
     choose_weight_limits,
     list_remarks,
     make_grid,
@@ -98,6 +99,12 @@ def test_a_channel_without_weights_has_the_scale_of_the_largest_and_keeps_its_bi
     assert parts.weight[1].tolist() == [0, 0]
     assert parts.bias is not None
     assert float(parts.bias[1] * parts.scale[1] * 0.1) == pytest.approx(0.75, abs=float(parts.scale[1]) * 0.1)
+
+
+def test_a_channel_is_dead_if_its_scale_would_be_below_the_smallest() -> None:
+    limits = [127 * SMALLEST_SCALE, 126 * SMALLEST_SCALE, 2.0]
+    layer = make_linear(torch.tensor([[limit] for limit in limits]), torch.zeros(3))
+    assert choose_weight_limits(layer, True).tolist() == [127 * SMALLEST_SCALE, 2.0, 2.0]
 
 
 def test_a_layer_without_any_weight_is_all_zeros_and_bias() -> None:
