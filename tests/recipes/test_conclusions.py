@@ -38,7 +38,7 @@ ANSWERS = {
         r"communication takes 5\.00 ± 0\.00 times as long as inside one \(published: 97 times\)",
         r"published links differ by 24x only, so the other factor of 4\.0 of its 97x is waiting or another transport",
     ),
-    "P4.inside": (r"^ Not negligible: 10 ± 0 % of the busy time", r"published 14\.40 %; below 5\.0 % we call it"),
+    "P4.inside": (r"^ Not negligible: 10 ± 0 % of the busy time", r"published 14\.40 %; below 5 % we call it"),
     "P4.between": (
         r"50 ± 0 % of the busy time over 100 Mbit/s between two emulated nodes",
         r"Of a step, 19\.0 ± 0\.0 ms are transfer and 1\.00 ± 0\.00 ms are waiting",

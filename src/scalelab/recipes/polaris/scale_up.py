@@ -30,7 +30,15 @@ from scalelab.recipes.polaris.jobs import SCALED_BY_RANKS, SMALL_WIDTH, make_tra
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.records.settings import Dtype, TrainingRun
 from scalelab.report.document import Table
-from scalelab.report.tables import INTERVAL_NOTE, make_table, rate_column, seconds_column, text_column
+from scalelab.report.tables import (
+    INTERVAL_NOTE,
+    bytes_column,
+    count_column,
+    make_table,
+    rate_column,
+    seconds_column,
+    text_column,
+)
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import break_arm
 from scalelab.studies.shared.study import Study
@@ -137,13 +145,10 @@ def list_scaled_up(size: Size, outcomes: Outcomes) -> list[ScaledUp]:
 
 def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
     models = list_scaled_up(size, outcomes)
-    lines: list[Compared] = []
     sentences: list[str] = []
     for one in models:
         arm, held = one.arm, print_gigabytes(one.there.memory_bytes)
         options = TransformerOptions(**arm.trial.options)  # type: ignore[arg-type]
-        what = f"{options.label} {arm.trial.dtype}"
-        lines.append(Compared(what, read_memory(arm), one.there.memory_bytes, held))
         sentences.append(
             f"{options.label} in {arm.trial.dtype}, {options.count_parameters():,} parameters, on"
             f" {arm.trial.num_ranks} ranks: {describe_rate(one)}, peak memory"
@@ -164,7 +169,7 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
     return Answer(
         main=Main("bytes", f"forecast peak, d_model {LARGEST.d_model}", *forecast[1:], is_ratio=True),
         tables=keep_tables(
-            make_beside_table("bytes", lines, title="Peak memory of a rank", size=size, notes=(ACCOUNTED,)),
+            make_comparison_table(models),
             make_beside_table(
                 "bytes", [forecast], title="Peak memory of the published size, forecast", size=size, is_ratio=True
             ),
@@ -179,6 +184,26 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
             | answer_crash(read_peak(outcomes.get("forecast-float32"))),
         ),
     )
+
+
+def make_comparison_table(models: Sequence[ScaledUp]) -> Table | None:
+    """The report's comparison of its two models, and ours."""
+    table = make_table(
+        models,
+        count_column("d_model", "d_model", lambda one: one.arm.trial.options["d_model"]),
+        text_column("dtype", "data type", lambda one: one.arm.trial.dtype),
+        count_column("samples", "samples", lambda one: one.arm.trial.options["samples"]),
+        bytes_column("peak_bytes", "peak memory", lambda one: read_memory(one.arm)),
+        text_column("epoch_rates", "samples/s by epoch", print_rates, align="right"),
+        text_column("there", "published: d_model, samples", lambda one: f"{one.there.d_model}, {one.there.samples:,}"),
+        text_column(
+            "published_peak", "peak memory", lambda one: print_gigabytes(one.there.memory_bytes), align="right"
+        ),
+        text_column("published_rate", "samples/s", lambda one: one.printed_rate, align="right"),
+        title="Both models",
+        notes=(f"peak memory of a rank, {ACCOUNTED}", f"by epoch: the lowest and highest of {NUM_EPOCHS} epochs"),
+    )
+    return table if models else None
 
 
 def answer_growth(models: Sequence[ScaledUp], dimensions: Outcome | None) -> dict[str, str]:
@@ -259,13 +284,10 @@ def make_epoch_table(models: Sequence[ScaledUp]) -> Table | None:
         seconds_column("compute_seconds", "compute", lambda one: one.measure_part("compute")),
         seconds_column("waiting_seconds", "wait at barrier", lambda one: one.measure_part("waiting")),
         rate_column("samples_per_second", "samples/s of the median step", lambda one: one.rate),
-        text_column("epoch_rates", "samples/s by epoch", print_rates, align="right"),
-        text_column("published_rate", "published samples/s", lambda one: one.printed_rate, align="right"),
         title="An epoch",
         notes=(
             INTERVAL_NOTE,
             "compute, wait: on the rank that waits longest for the others' gradients, by phases",
-            f"by epoch: the lowest and highest of {NUM_EPOCHS} whole epochs of one training run; published: likewise",
         ),
     )
     return table if models else None

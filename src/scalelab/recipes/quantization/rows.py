@@ -33,14 +33,13 @@ from scalelab.recipes.quantization.questions import (
     judge_clamp,
     measure_spans,
 )
-from scalelab.recipes.quantization.shapes import find_distance, find_largest, measure_kurtosis
+from scalelab.recipes.quantization.shapes import draw_layers, find_distance, find_largest, measure_kurtosis
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport, Quantized
-from scalelab.report.charts.column_charts import keep_charts
 from scalelab.report.document import Chart, Table
 from scalelab.report.tables import count_column, make_column, make_table, text_column
 from scalelab.studies.quantize.answer import StageAnswer, compare_stages
-from scalelab.studies.quantize.report import PAIRED_NOTE, draw_layer, draw_stages
+from scalelab.studies.quantize.report import PAIRED_NOTE, draw_stages
 from scalelab.studies.quantize.study import QuantizeStudy
 from scalelab.studies.shared.job import Job
 
@@ -198,15 +197,6 @@ def make_bias_table(quantized: Quantized) -> Table | None:
         notes=("bias × the scale of its layer's sums, rounded",),
     )
     return table if rows else None
-
-
-def draw_layers(histograms: Sequence[Histogram]) -> tuple[Chart, ...]:
-    """A chart per layer: of weights, whose shape is asked for, or before and after ReLU, most of which is 0."""
-    found: dict[str, dict[str, Histogram]] = {}
-    for one in histograms:
-        found.setdefault(one.layer, {})[one.kind] = one
-    drawn = (draw_layer(layer, kinds, is_log="weights" not in kinds) for layer, kinds in found.items())
-    return keep_charts(*(chart for charts in drawn for chart in charts))
 
 
 def draw_changes(found: Mapping[str, StageAnswer]) -> tuple[Chart, ...]:

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.quantization.published import CLAMP, PEAK
 from scalelab.records.quantized import Histogram
+from scalelab.report.charts.column_charts import keep_charts
+from scalelab.report.document import Chart
+from scalelab.studies.quantize.report import draw_layer
 from scalelab.units import format_share
 
 LEVEL = 0.5
@@ -179,3 +182,14 @@ def find_share_beyond(histogram: Histogram, peak: int) -> float:
     middles = (histogram.low + width * (number + 0.5) for number in range(len(histogram.counts)))
     beyond = sum(count for count, middle in zip(histogram.counts, middles, strict=True) if abs(middle) > limit)
     return beyond / max(1, sum(histogram.counts))
+
+
+def draw_layers(histograms: Sequence[Histogram]) -> tuple[Chart, ...]:
+    """A narrow chart per layer: of weights, whose shape is asked for, or before and after ReLU, most of which is 0."""
+    found: dict[str, dict[str, Histogram]] = {}
+    for one in histograms:
+        found.setdefault(one.layer, {})[one.kind] = one
+    drawn = (
+        draw_layer(layer, kinds, is_log="weights" not in kinds, is_labelled=False) for layer, kinds in found.items()
+    )
+    return keep_charts(*(chart for charts in drawn for chart in charts))

@@ -43,7 +43,7 @@ from scalelab.records.settings import Optimization, TrainingRun
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Table
 from scalelab.report.findings import select
-from scalelab.studies.comm_volume.report import BUFFERS
+from scalelab.studies.comm_volume.report import BUFFERS, GRADIENTS
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_interval, format_quantity, format_share
@@ -255,12 +255,13 @@ def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
         notes=("counted, not timed",),
         is_ratio=True,
     )
+    told = quote(outcome, GRADIENTS.name, BUFFERS.name)  # in the first sentence and in the answers
     verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
     sentence = f"DDP all-reduces {sent:,} bytes of gradients per step, {verdict} the published {printed}."
     return Answer(
         main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
         tables=keep_tables(table),
-        sentences=(sentence, *(said for said in quote(outcome) if said not in quote(outcome, BUFFERS.name))),
+        sentences=(sentence, *(said for said in quote(outcome) if said not in told)),
         questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
         charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
     )

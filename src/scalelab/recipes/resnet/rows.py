@@ -6,7 +6,7 @@ R1: the batch size. R3: how much of an epoch is communication. R2 is in `epochs`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -65,7 +65,7 @@ from scalelab.recipes.resnet.training import (
 )
 from scalelab.report.document import Table
 from scalelab.report.findings import Known
-from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, seconds_column, text_column
+from scalelab.report.tables import INTERVAL_NOTE, count_column, make_column, make_table, seconds_column, text_column
 from scalelab.studies.batch_size import BatchSize
 from scalelab.studies.scaling.study import WeakScaling
 from scalelab.studies.shared.arms import Arm, describe_status
@@ -139,17 +139,6 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
         notes=("(T_N − T_1/N) / T_N, T_N: an epoch on N devices; published: from its printed seconds",),
         unlike=list_shared(pairs),
     )
-    seconds = make_beside_table(
-        "number",
-        list_shares_of_epoch(pairs),
-        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
-        size=size,
-        header="ours [s]",  # as the published ones, although many are below a second
-        notes=(
-            "communication: launch by launch, not the difference of two medians",
-            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
-        ),
-    )
     listed = ", ".join(shares) or "not told here, as ranks share cores"
     times = f"Computation T_1/N and communication T_N − T_1/N of an epoch on N devices, in s: {'; '.join(parts)}."
     sentences = (
@@ -161,7 +150,9 @@ def answer_r3(size: Size, outcomes: Outcomes) -> Answer:
     fair = [line for line, (_, _, arm) in zip(lines, pairs, strict=True) if not arm.trial.is_oversubscribed]
     main = make_main("share", "communication", fair or lines)
     questions = pair_questions("resnet", "R3", {"parts": " ".join((times, *sentences))})
-    return Answer(main=main, tables=keep_tables(table, seconds), sentences=sentences, questions=questions)
+    return Answer(
+        main=main, tables=keep_tables(make_parts_table(pairs), table), sentences=sentences, questions=questions
+    )
 
 
 def say_share(share: Estimate | float | None) -> str:
@@ -205,15 +196,28 @@ def say_seconds(time: Estimate | None) -> str:
     return format_estimate(time, replace(choose_unit("number", [time]), decimals=2)) if time.high > 0 else "none"
 
 
-def list_shares_of_epoch(pairs: list[Pair]) -> Iterator[Compared]:
-    for batch, plain, arm in pairs:
-        ranks = arm.trial.num_ranks
-        what = name_beside(arm, batch)
-        num_steps = count_steps(arm)
-        ideal = published.COMPUTATION_SECONDS[ranks][batch]
-        yield Compared(f"{what}: computation", scale(plain.step, num_steps), float(ideal), f"{ideal} s")
-        printed = published.COMMUNICATION_SECONDS[ranks][batch]
-        yield Compared(f"{what}: communication", subtract_epoch(plain, arm), float(printed), f"{printed} s")
+def make_parts_table(pairs: Sequence[Pair]) -> Table:
+    """The table that the question asks for: an epoch on N devices in its two parts."""
+
+    def print_there(table: Mapping[int, Mapping[int, str]]) -> Callable[[Pair], str]:
+        return lambda pair: f"{table[pair[2].trial.num_ranks][pair[0]]} s"
+
+    computed, sent = print_there(published.COMPUTATION_SECONDS), print_there(published.COMMUNICATION_SECONDS)
+    return make_table(
+        pairs,
+        text_column("what", "setup", lambda pair: name_beside(pair[2], pair[0])),
+        make_column("number", "total", "total T_N [s]", lambda pair: scale(pair[2].step, count_steps(pair[2]))),
+        make_column("number", "computation", "computation [s]", lambda pair: scale(pair[1].step, count_steps(pair[2]))),
+        text_column("published_computation", "published", computed, align="right"),
+        make_column("number", "communication", "communication [s]", lambda pair: subtract_epoch(*pair[1:])),
+        text_column("published_communication", "published", sent, align="right"),
+        title="An epoch by subtraction: computation T_1/N, communication T_N − T_1/N",
+        notes=(
+            INTERVAL_NOTE,
+            "communication: launch by launch, not the difference of two medians",
+            f"published for batch 512: with {published.USED_FOR_512} s instead of the logged T_1",
+        ),
+    )
 
 
 def subtract_epoch(plain: Arm, arm: Arm) -> Estimate:

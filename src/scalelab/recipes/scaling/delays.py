@@ -86,8 +86,8 @@ def make_law_table(outcome: Outcome | None) -> Table | None:
         step_column(),
         seconds_column("added_seconds", "added", find_added),
         ratio_column("speedup", "speedup", find_speedup),
-        ratio_column("law", "Amdahl's law", find_law),
-        ratio_column("model", "additive model", find_model),
+        ratio_column("law", "Amdahl's law", find_law, shows_interval=False),
+        ratio_column("model", "additive model", find_model, shows_interval=False),
     ]
     notes = (
         "added: to the step without the delay; speedup: over one rank with the same delay",
@@ -155,10 +155,10 @@ def relate_to_law(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Seq
     ending = why[verdicts[0]] if verdicts and len(set(verdicts)) == 1 and verdicts[0] in why else ""
     return join(
         "Amdahl's law is S = 1/(f + (1 − f)/N), f being the share of a step on one rank that does not shrink. The delay"
-        f" d is such a part, f = d/(T(1) + d), so the law falls from {ranks} toward 1 as d grows.",
-        ending,
+        " d is such a part, f = d/(T(1) + d).",
         f"On {ranks} ranks: {'; '.join(said)}.",
-        "Both end at 1, where f is 1." if ending else "",
+        ending,
+        f"The law falls from {ranks} toward 1 as d grows{', and both end at 1, where f is 1' if ending else ''}.",
     )
 
 

@@ -36,7 +36,6 @@ from scalelab.records.trial import Option
 from scalelab.report.document import Table, make_cell
 from scalelab.report.tables import (
     INTERVAL_NOTE,
-    PAIRED_NOTE,
     bytes_column,
     count_column,
     make_table,
@@ -106,12 +105,16 @@ def make_case_table(outcome: Outcome | None) -> Table | None:
         rows,
         text_column("case", "case", lambda row: make_cell(f"{row[0]}, {name(row[1])}", mark=find_marks(row[1]))),
         count_column("ranks", "ranks", lambda row: row[1].trial.num_ranks),
-        seconds_column("step_seconds", "step", lambda row: row[1].step),
+        seconds_column("step_seconds", "step", lambda row: estimate_centre(row[1].clean)),
         ratio_column("speedup", "speedup", lambda row: measure_speedup(row[1], row[2])),
         share_column("exposed", "exposed comm, of the step", lambda row: measure_exposed(row[1])),
         bytes_column("gradient_bytes", "gradients", lambda row: BYTES_PER_PARAMETER * count_parameters(row[1])),
         title="A small and a large model",
-        notes=(INTERVAL_NOTE, *marks, "speedup: over one rank of that model", PAIRED_NOTE),
+        notes=(
+            INTERVAL_NOTE,
+            *marks,
+            "step: the centre of those of the launches; speedup: over one rank of that model",
+        ),
     )
 
 

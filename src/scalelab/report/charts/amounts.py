@@ -267,10 +267,12 @@ def plot_histogram(
     marks: Rows = (),
     caption: str = "",
     is_log: bool = True,
+    is_labelled: bool = True,
 ) -> Chart | None:
     """One area of bars for every series; None if nothing was counted.
 
-    A logarithmic axis of counts shows the few in the tails, a linear one the shape.
+    A logarithmic axis of counts shows the few in the tails, a linear one the shape. `is_labelled`: marks have their
+    names beside them, for which a narrow chart has no room.
     """
     known = {clean_text(name): one for name, one in bins.items() if sum(one.counts) and one.high > one.low}
     if not known:
@@ -295,7 +297,7 @@ def plot_histogram(
         "mark": {"type": "bar", "binSpacing": 0},
         "encoding": {"x": across, "x2": {"field": "to"}, "y": up, "tooltip": tooltip} | look,
     }
-    layers = [bar, *_mark_places(marks, axis_title)]
+    layers = [bar, *_mark_places(marks, axis_title, is_labelled=is_labelled)]
     return Chart(title=title, caption=caption, spec=make_spec(layers, height=HEIGHT))
 
 
@@ -349,7 +351,7 @@ def list_bars(series: str, bins: HistogramBins) -> list[dict[str, Any]]:
     return rows
 
 
-def _mark_places(marks: Rows, axis_title: str) -> list[dict[str, Any]]:
+def _mark_places(marks: Rows, axis_title: str, *, is_labelled: bool = True) -> list[dict[str, Any]]:
     values = [dict(mark) | {"at_text": format_quantity("number", _read(mark))} for mark in marks]
     layers: list[dict[str, Any]] = []
     place = {"field": "at", "type": "quantitative", "title": axis_title}
@@ -366,7 +368,8 @@ def _mark_places(marks: Rows, axis_title: str) -> list[dict[str, Any]]:
              "encoding": {"x": place, "tooltip": tooltip}}
         )  # fmt: skip
         label = {"x": place, "y": {"value": LABEL_HEIGHTS[kind]}, "text": {"field": "label", "type": "nominal"}}
-        layers += [{"data": {"values": own}, "mark": LABEL | look, "encoding": label} for look in (HALO, {})]
+        looks = (HALO, {}) if is_labelled else ()
+        layers += [{"data": {"values": own}, "mark": LABEL | look, "encoding": label} for look in looks]
     return layers
 
 

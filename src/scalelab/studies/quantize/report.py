@@ -285,7 +285,7 @@ def draw_histograms(quantized: Quantized, blames: Sequence[LayerBlame]) -> tuple
 
 
 def draw_layer(
-    name: str, kinds: dict[str, Histogram], left_out: str = "", *, is_log: bool = True
+    name: str, kinds: dict[str, Histogram], left_out: str = "", *, is_log: bool = True, is_labelled: bool = True
 ) -> list[Chart | None]:
     charts = []
     results = {KIND_WORDS[kind]: kinds[kind] for kind in KIND_WORDS if kind in kinds}
@@ -297,7 +297,7 @@ def draw_layer(
             charts.append(
                 plot_histogram(
                     title=f"{name}: {what}",
-                    axis_title=what.removesuffix("s"),
+                    axis_title=what.removesuffix("s") + ("" if is_labelled else " (solid: range, dashed: ± 3σ)"),
                     bins={
                         word: HistogramBins(low=one.low, high=one.high, counts=one.counts)
                         for word, one in group.items()
@@ -305,6 +305,7 @@ def draw_layer(
                     marks=_list_ranges(last),
                     caption=_describe_range(last, list(group)[-1], is_log=is_log) + left_out,
                     is_log=is_log,
+                    is_labelled=is_labelled,
                 )
             )
     return charts
