@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.link import group_rounds
 from scalelab.analysis.stats import Rounds, estimate_location, estimate_median
 from scalelab.records.observations import Fetch, ReadingReport
 from scalelab.records.tasks import Dataset, Pass, Read
@@ -176,11 +177,7 @@ def _find_opening(result: TrialResult, name: str) -> float | None:
 
 def group_fetches(results: Sequence[TrialResult]) -> dict[str, FetchSeries]:
     """One series per configuration that reads alone, in the order in which they first ran; others are left out."""
-    grouped: dict[str, list[TrialResult]] = {}
-    for result in sorted(results, key=lambda result: result.trial.round):
-        if isinstance(result.trial.task, Read):
-            grouped.setdefault(result.trial.configuration, []).append(result)
-    last_round = max((result.trial.round for found in grouped.values() for result in found), default=0)
+    grouped, last_round = group_rounds(results, Read)
     return {name: _make_series(found, last_round) for name, found in grouped.items()}
 
 

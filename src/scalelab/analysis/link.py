@@ -69,12 +69,17 @@ class TransferSeries:
 
 def group_transfers(results: Sequence[TrialResult]) -> dict[str, TransferSeries]:
     """One series per configuration that exchanges, in the order in which they first ran; other trials are left out."""
+    grouped, last_round = group_rounds(results, Exchange)
+    return {name: _make_series(found, last_round) for name, found in grouped.items()}
+
+
+def group_rounds(results: Sequence[TrialResult], task: type[object]) -> tuple[dict[str, list[TrialResult]], int]:
+    """The rounds of every configuration with such a task, and the number of the last one of any."""
     grouped: dict[str, list[TrialResult]] = {}
     for result in sorted(results, key=lambda result: result.trial.round):
-        if isinstance(result.trial.task, Exchange):
+        if isinstance(result.trial.task, task):
             grouped.setdefault(result.trial.configuration, []).append(result)
-    last_round = max((result.trial.round for found in grouped.values() for result in found), default=0)
-    return {name: _make_series(found, last_round) for name, found in grouped.items()}
+    return grouped, max((found[-1].trial.round for found in grouped.values()), default=0)
 
 
 def _make_series(results: list[TrialResult], last_round: int) -> TransferSeries:
