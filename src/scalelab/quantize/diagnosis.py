@@ -67,6 +67,27 @@ class LayerDiagnosis:
 
 
 @dataclass
+class ChannelRange:
+    """The smallest and the largest output of every channel, over all samples."""
+
+    least: torch.Tensor | None = None
+    largest: torch.Tensor | None = None
+
+    def see(self, results: torch.Tensor) -> None:
+        by_channel = results.transpose(0, 1).flatten(1)
+        least, largest = by_channel.amin(dim=1), by_channel.amax(dim=1)
+        self.least = least if self.least is None else torch.minimum(self.least, least)
+        self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
+
+    @property
+    def num_dead(self) -> int | None:
+        """Channels with constant output."""
+        if self.least is None or self.largest is None:
+            return None
+        return int(torch.eq(self.least, self.largest).sum())
+
+
+@dataclass
 class Tally:
     """Sums over samples of one layer."""
 
@@ -78,8 +99,7 @@ class Tally:
     num_clipped: int = 0
     correct_only: int = 0
     correct_without: int = 0
-    least: torch.Tensor | None = None
-    largest: torch.Tensor | None = None
+    channels: ChannelRange = field(default_factory=ChannelRange)
 
 
 @dataclass
@@ -194,10 +214,7 @@ def look_at_result(tally: Tally, exact: torch.Tensor, noisy: torch.Tensor, grid:
         (low, high), half = grid.range, grid.scale / 2
         tally.num_clipped += int(((exact < low - half) | (exact > high + half)).sum())
     tally.num_results += exact.numel()
-    channels = noisy.transpose(0, 1).flatten(1)
-    least, largest = channels.amin(dim=1), channels.amax(dim=1)
-    tally.least = least if tally.least is None else torch.minimum(tally.least, least)
-    tally.largest = largest if tally.largest is None else torch.maximum(tally.largest, largest)
+    tally.channels.see(noisy)
 
 
 def try_only(rounding: Rounding, name: str, exact: Results, labels: torch.Tensor | None, tally: Tally) -> None:
@@ -255,19 +272,12 @@ def make_report(
         sqnr_alone=measure_sqnr(tally.signal, tally.noise_alone),
         output_sqnr=measure_sqnr(output_signal, tally.output_noise),
         clipped_share=tally.num_clipped / tally.num_results if tally.num_results else None,
-        dead_outputs=count_dead(tally) if layer.is_weighted else None,
+        dead_outputs=tally.channels.num_dead if layer.is_weighted else None,
         correct_only=None if num_tested is None else tally.correct_only,
         correct_without=None if num_tested is None else tally.correct_without,
         num_tested=num_tested,
         is_float=quantized.is_float,
     )
-
-
-def count_dead(tally: Tally) -> int | None:
-    """Output channels with constant output."""
-    if tally.least is None or tally.largest is None:
-        return None
-    return int(torch.eq(tally.least, tally.largest).sum())
 
 
 def measure_gap(weight: torch.Tensor | None) -> float | None:

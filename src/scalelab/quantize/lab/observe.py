@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from scalelab.errors import UsageError
-from scalelab.quantize.diagnosis import count_tied, measure_sqnr
+from scalelab.quantize.diagnosis import ChannelRange, count_tied, measure_sqnr
 from scalelab.quantize.lab.chain import HIGH, LOW, LabLayer, LabNetwork, LabSettings, find_weight_limit, round_to_int8
 from scalelab.quantize.network import CapturedNetwork, Layer, run_float
 from scalelab.records.quantized import Histogram, HistogramKind, LayerReport
@@ -176,9 +176,7 @@ class LayerTally:
     answer_signal: float = 0.0
     answer_noise: float = 0.0
     """Of the logits, with only this layer in int8."""
-    least: torch.Tensor | None = None
-    """Per output channel."""
-    largest: torch.Tensor | None = None
+    channels: ChannelRange = field(default_factory=ChannelRange)
 
     def count(self, one: LabLayer, scaled: torch.Tensor, integers: torch.Tensor, exact: torch.Tensor) -> None:
         """Add a batch: sums times n_out, their integers, and the float outputs."""
@@ -190,21 +188,12 @@ class LayerTally:
         self.num_results += integers.numel()
         self.num_clipped += int(is_clipped.sum())
         self.sample_results = integers[0].numel()
-        by_channel = integers.transpose(0, 1).flatten(1)
-        least, largest = by_channel.amin(1), by_channel.amax(1)
-        self.least = least if self.least is None else torch.minimum(self.least, least)
-        self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
+        self.channels.see(integers)
 
     def count_answer(self, exact: torch.Tensor, alone: torch.Tensor) -> None:
         """Add a batch of logits in float, and with only this layer in int8."""
         self.answer_signal += float(exact.double().square().sum())
         self.answer_noise += float((exact.double() - alone.double()).square().sum())
-
-    @property
-    def num_dead(self) -> int | None:
-        if self.least is None or self.largest is None:
-            return None
-        return int((self.least == self.largest).sum())
 
 
 def run_alone(network: CapturedNetwork, one: LabLayer, images: torch.Tensor) -> torch.Tensor:
@@ -261,7 +250,7 @@ def report_layers(network: LabNetwork, tallies: Tallies) -> tuple[LayerReport, .
                 sqnr=measure_sqnr(tally.signal, tally.noise),
                 output_sqnr=measure_sqnr(tally.answer_signal, tally.answer_noise),
                 clipped_share=tally.num_clipped / tally.num_results,
-                dead_outputs=tally.num_dead,
+                dead_outputs=tally.channels.num_dead,
                 tied_outputs=tallies.num_tied if one is network.layers[-1] else None,
             )
         )

@@ -292,8 +292,8 @@ def make_remarks(lab: LabNetwork, found: Findings) -> Iterator[str]:
         )
     for one in lab.layers:
         tally = found.tallies.by_layer.get(one.name)
-        if tally is not None and tally.num_dead:
-            yield f"{tally.num_dead} outputs of {one.name} are constant over all test images."
+        if tally is not None and tally.channels.num_dead:
+            yield f"{tally.channels.num_dead} outputs of {one.name} are constant over all test images."
 
 
 def describe_lacks(settings: LabSettings, num_images: int, missing: str) -> Iterator[str]:
