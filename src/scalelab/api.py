@@ -104,7 +104,7 @@ def execute(store: RunStore, study: Study, launcher: Launcher, *, progress: bool
 
 def open(run: str | Path = "last", *, runs_dir: str | Path = RUNS_DIR, refresh: bool = False) -> Run:  # noqa: A001
     """A stored run; `refresh` recomputes its answer from the raw samples."""
-    from scalelab.cli.report import read_answer
+    from scalelab.studies.catalogue import read_answer
 
     store = find_store(run, runs_dir)
     return Run(store, read_answer(store, refresh=refresh))

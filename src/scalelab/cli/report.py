@@ -25,10 +25,11 @@ from scalelab.cli.output import (
     write_outputs,
     write_target,
 )
-from scalelab.errors import DamagedRun, UsageError
+from scalelab.errors import UsageError
 from scalelab.records.store import RUNS_DIR, RunStore, without_collector
-from scalelab.report.document import Document, read_document
+from scalelab.report.document import Document
 from scalelab.runs.pool import open_run_or_pool
+from scalelab.studies.catalogue import read_answer
 
 MOST_LETTERS = 100
 """Letters of a run's name in a file name."""
@@ -75,20 +76,6 @@ def show_answer(args: Sequence[str]) -> int:
         place = store.path if len(store.paths) == 1 else f"{len(store.paths)} runs in {store.path.parent}"
         print(f"\n{place}  ·  scalelab report {name} --html report.html")  # noqa: T201
     return 0
-
-
-def read_answer(store: RunStore, *, refresh: bool) -> Document:
-    """The stored document; recomputed if there is none yet, or on `refresh`."""
-    text = None if refresh else store.read_document_text()
-    if text is not None:
-        try:
-            return read_document(text)
-        except DamagedRun as error:
-            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh recomputes it") from error
-    from scalelab.runs.experiment import conclude_run  # these load the analysis
-    from scalelab.studies.catalogue import read_study
-
-    return conclude_run(store, read_study(store))
 
 
 def write_report(args: Sequence[str]) -> int:

@@ -254,6 +254,21 @@ def read_study(store: RunStore) -> Study:
         raise DamagedRun(f"{store.path / 'run.json'} is damaged: {error}") from error
 
 
+def read_answer(store: RunStore, *, refresh: bool = False) -> Document:
+    """The stored document; recomputed if there is none yet, or on `refresh`."""
+    from scalelab.report.document import read_document
+
+    text = None if refresh else store.read_document_text()
+    if text is not None:
+        try:
+            return read_document(text)
+        except DamagedRun as error:
+            raise DamagedRun(f"{store.path / 'document.json'}: {error}; --refresh recomputes it") from error
+    from scalelab.runs.experiment import conclude_run  # it loads the analysis
+
+    return conclude_run(store, read_study(store))
+
+
 def derive_document(store: RunStore) -> Document:
     """The answer from the raw samples; the stored one, with a caution, if the user's own class cannot be imported."""
     from scalelab.report.document import read_document
