@@ -88,6 +88,8 @@ def test_extreme_float32_numbers_are_counted() -> None:
 def test_nothing_is_counted_in_nothing() -> None:
     assert count_values(torch.zeros(0)) == ValueHistogram() == merge_histograms([])
     assert ValueHistogram().num_values == 0
+    bins = ValueHistogram().list_bins()
+    assert len(bins.lows) == len(bins.counts) == 0
 
 
 def test_numbers_at_the_ends_of_the_range_are_counted_there() -> None:

@@ -56,9 +56,9 @@ def test_an_addition_saturates_at_both_ends_and_its_relu_at_the_zero_point() -> 
 @pytest.mark.parametrize("name", PROFILES)
 def test_averages_are_of_the_numbers_and_padding_counts_as_zeros(name: str) -> None:
     profile, grid = find_profile(name), Grid(scale=1.0)
-    images = torch.tensor([[[[130, 132], [134, 136]]]], dtype=torch.uint8)
+    images = torch.tensor([[[[118, 120], [134, 136]]]], dtype=torch.uint8)
     whole = profile.average(Layer(name="mean", op="average_pool"), images, grid, grid)
-    assert whole.tolist() == [[[[133]]]]
+    assert whole.tolist() == [[[[127]]]]
     window = Layer(name="mean", op="average_pool", kernel=(2, 2), stride=(2, 2), padding=(1, 1))
-    # 2/4 and 6/4 are ties, to the even integer; 4/4 and 8/4 are none.
-    assert profile.average(window, images, grid, grid).tolist() == [[[[128, 129], [130, 130]]]]
+    # −10/4 and 6/4 are ties, to the even integer; −8/4 and 8/4 are none.
+    assert profile.average(window, images, grid, grid).tolist() == [[[[126, 126], [130, 130]]]]

@@ -18,8 +18,8 @@ def draw_normal(num: int = 20_000, seed: int = 0) -> torch.Tensor:
     return torch.randn(num, generator=torch.Generator().manual_seed(seed))
 
 
-def choose(values: torch.Tensor, method: Method, is_symmetric: bool = True) -> tuple[float, float]:
-    return choose_range(count_values(values), method, is_symmetric)
+def choose(values: torch.Tensor, method: Method) -> tuple[float, float]:
+    return choose_range(count_values(values), method)
 
 
 def measure_noise(values: torch.Tensor, limit: float) -> float:
@@ -30,15 +30,15 @@ def measure_noise(values: torch.Tensor, limit: float) -> float:
 
 def test_minmax_is_all_that_was_seen_and_zero() -> None:
     values = torch.tensor([0.25, 2.0, 0.5])
-    assert choose(values, "minmax", is_symmetric=False) == (0.0, 2.0)
-    assert choose(values, "minmax") == (-2.0, 2.0)
-    assert choose(-values, "minmax", is_symmetric=False) == (-2.0, 0.0)
+    assert choose(values, "minmax") == (0.0, 2.0)
+    assert choose(-values, "minmax") == (-2.0, 2.0)
+    assert choose(values - 0.5, "minmax") == (-1.5, 1.5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_way_goes_beyond_what_was_seen_and_all_have_zero_inside(method: Method) -> None:
     for values in (draw_normal(), draw_normal().relu(), draw_normal().abs() + 3):
-        low, high = choose(values, method, is_symmetric=bool((values < 0).any()))
+        low, high = choose(values, method)
         assert low <= 0 < high <= float(values.abs().max())
         assert -low == high or low == 0
 
@@ -46,14 +46,16 @@ def test_no_way_goes_beyond_what_was_seen_and_all_have_zero_inside(method: Metho
 def test_sigma_is_mean_and_deviations() -> None:
     low, high = choose(draw_normal(), "sigma")
     assert -low == high == pytest.approx(3, rel=0.02)
-    low, high = choose(draw_normal() * 0.1 + 3, "sigma", is_symmetric=False)
+    low, high = choose(draw_normal() * 0.1 + 3, "sigma")
     assert (low, high) == (0.0, pytest.approx(3.3, rel=0.01))
+    low, high = choose(draw_normal() * 0.1 - 3, "sigma")
+    assert -low == high == pytest.approx(3.3, rel=0.01)
 
 
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_percentile_clips_one_in_ten_thousand(is_symmetric: bool) -> None:
-    values = draw_normal(1_000_000) if is_symmetric else draw_normal(1_000_000).abs()
-    _, high = choose(values, "percentile", is_symmetric)
+@pytest.mark.parametrize("has_negatives", [True, False])
+def test_percentile_clips_one_in_ten_thousand(has_negatives: bool) -> None:
+    values = draw_normal(1_000_000) if has_negatives else draw_normal(1_000_000).abs()
+    _, high = choose(values, "percentile")
     assert float((values.abs() > high).double().mean()) == pytest.approx(1e-4, abs=2e-5)
 
 
@@ -73,21 +75,21 @@ def test_entropy_clips_an_outlier_and_keeps_an_even_distribution(is_positive: bo
     values[0] = 100.0
     if is_positive:
         values = values.relu()
-    assert choose(values, "entropy", is_symmetric=not is_positive)[1] < 30
+    assert choose(values, "entropy")[1] < 30
     even = torch.linspace(0 if is_positive else -1, 1, 100_000)
-    assert choose(even, "entropy", is_symmetric=not is_positive)[1] > 0.95
+    assert choose(even, "entropy")[1] > 0.95
 
 
 def test_zeros_do_not_move_what_entropy_chooses() -> None:
     values = draw_normal().abs()
-    assert choose(values, "entropy", False) == choose(torch.cat([values, torch.zeros(10**6)]), "entropy", False)
+    assert choose(values, "entropy") == choose(torch.cat([values, torch.zeros(10**6)]), "entropy")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_constants_have_a_range_too(method: Method) -> None:
-    assert choose(torch.full((9,), 0.5), method, is_symmetric=False)[1] == pytest.approx(0.5, rel=0.1)
+    assert choose(torch.full((9,), 0.5), method)[1] == pytest.approx(0.5, rel=0.1)
     assert choose(torch.zeros(9), method) == (0.0, 0.0)
 
 
 def test_a_range_of_nothing_counted_is_zero() -> None:
-    assert choose_range(ValueHistogram(least=0.0, largest=0.0), "minmax", True) == (0.0, 0.0)
+    assert choose_range(ValueHistogram(least=0.0, largest=0.0), "minmax") == (0.0, 0.0)

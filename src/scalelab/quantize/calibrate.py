@@ -58,37 +58,29 @@ OCTAVES_TRIED = 8
 TRIES_PER_OCTAVE = 16
 
 
-def choose_range(histogram: ValueHistogram, method: Method, is_symmetric: bool) -> Range:
-    """The range for counted values; it contains zero."""
-    widest = find_widest(histogram.least, histogram.largest, is_symmetric)
+def choose_range(histogram: ValueHistogram, method: Method) -> Range:
+    """The range for counted values: from 0 if none is negative, otherwise symmetric."""
+    widest = find_widest(histogram.least, histogram.largest)
     if method == "minmax" or widest == (0.0, 0.0):
         return widest
     return CHOOSERS[method](histogram.list_bins(), widest)
 
 
-def find_widest(least: float, largest: float, is_symmetric: bool) -> Range:
+def find_widest(least: float, largest: float) -> Range:
     """Everything seen, and zero."""
-    if not is_symmetric:
-        return min(least, 0.0), max(largest, 0.0)
-    limit = max(abs(least), abs(largest))
+    if least >= 0:
+        return 0.0, max(largest, 0.0)
+    limit = max(-least, largest)
     return -limit, limit
 
 
 def choose_by_sigma(bins: Bins, widest: Range) -> Range:
-    mean, deviation = bins.mean, bins.deviation
-    return narrow(widest, mean - SIGMAS * deviation, mean + SIGMAS * deviation)
+    return narrow(widest, abs(bins.mean) + SIGMAS * bins.deviation)
 
 
 def choose_by_percentile(bins: Bins, widest: Range) -> Range:
-    """Of magnitudes for a symmetric range; otherwise equal shares are cut at both ends."""
-    share = PERCENTILE / 100.0
-    low, high = widest
-    if low == -high:
-        limit = find_quantile(np.abs(bins.middles), bins.counts, share)
-        return narrow(widest, -limit, limit)
-    outside = (1.0 - share) / 2 if low < 0 else 1.0 - share
-    values, counts = bins.middles, bins.counts
-    return narrow(widest, find_quantile(values, counts, outside), find_quantile(values, counts, 1.0 - outside))
+    """Of magnitudes."""
+    return narrow(widest, find_quantile(np.abs(bins.middles), bins.counts, PERCENTILE / 100.0))
 
 
 def find_quantile(values: Values, counts: Iterable[int], share: float) -> float:
@@ -156,12 +148,10 @@ def measure_divergence(counts: Values, first: int, size: int) -> float:
     return float(np.sum(p[known] * np.log(p[known] / q[known])))
 
 
-def narrow(widest: Range, low: float, high: float) -> Range:
-    """[low, high] within `widest`, symmetric if that is, containing zero."""
-    if widest[0] == -widest[1]:
-        limit = min(max(abs(low), abs(high)), widest[1])
-        return -limit, limit
-    return min(max(low, widest[0]), 0.0), max(min(high, widest[1]), 0.0)
+def narrow(widest: Range, limit: float) -> Range:
+    """Up to `limit` within `widest`, symmetric if that is."""
+    high = min(limit, widest[1])
+    return -high if widest[0] < 0 else 0.0, high
 
 
 def scale_range(chosen: Range, ratio: float) -> Range:
@@ -192,10 +182,7 @@ class Calibration:
     @functools.cached_property
     def ranges(self) -> Mapping[str, Range]:
         """The range chosen for each, symmetric where something negative was seen."""
-        return {
-            name: choose_range(histogram, self.method, is_symmetric=histogram.least < 0)
-            for name, histogram in self.histograms.items()
-        }
+        return {name: choose_range(histogram, self.method) for name, histogram in self.histograms.items()}
 
 
 def calibrate(network: CapturedNetwork, batches: Iterable[torch.Tensor], method: Method = "mse") -> Calibration:

@@ -132,7 +132,8 @@ def merge_histograms(histograms: Iterable[ValueHistogram]) -> ValueHistogram:
 def list_counts(octaves: Mapping[int, Counts]) -> tuple[npt.NDArray[np.int64], Counts]:
     """Keys and counts of the occupied bins."""
     if not octaves:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing
     inside = {octave: np.flatnonzero(counts) for octave, counts in octaves.items()}
     keys = [octave * BINS_PER_OCTAVE + places for octave, places in inside.items()]
     return np.concatenate(keys), np.concatenate([octaves[octave][places] for octave, places in inside.items()])
