@@ -43,6 +43,7 @@ from scalelab.records.strategies import arrange_ranks, find_strategy
 from scalelab.records.strategy import Mesh
 from scalelab.records.trial import Trial, from_builtins, to_builtins
 from scalelab.worker.batches.stream import BatchStream
+from scalelab.worker.group import wait_for_all
 from scalelab.worker.randomness import read_random_state, restore_random_state, seed_everything
 from scalelab.worker.step import mark_nothing, take_step
 from scalelab.worker.strategies.ddp import find_hook_state
@@ -310,11 +311,6 @@ def restore_hook_state(training: Training, state: dict[str, Any] | None) -> None
         setattr(hook, slot, {key: memory.to(device) for key, memory in value.items()} if is_memory else value)
     name, keys, *rest = state["rng"]
     hook.rng.set_state((name, keys.numpy().astype(np.uint32), *rest))
-
-
-def wait_for_all() -> None:
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def sync_to_disk(path: Path) -> None:

@@ -28,13 +28,13 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from scalelab.records.trial import PHASES, Block, StepKind, StepSample
 from scalelab.worker.batches.stream import BatchStream
 from scalelab.worker.device import find_driver_of, list_activities
 from scalelab.worker.failure import is_out_of_memory
+from scalelab.worker.group import is_so_everywhere
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.memory.limit import has_room_for
 from scalelab.worker.randomness import read_random_state, restore_random_state
@@ -366,15 +366,6 @@ def settle_reducer(training: Training) -> None:
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     run_clean_steps(again, 1, [])
-
-
-def is_so_everywhere(is_so: bool, device: torch.device) -> bool:
-    """Whether something holds on every rank."""
-    if not dist.is_initialized():
-        return is_so
-    votes = torch.tensor(int(is_so), device=device)
-    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
-    return bool(votes.item())
 
 
 def run_profiled_steps(training: Training, num_steps: int, raw: list[RawStep], trace: Path) -> None:

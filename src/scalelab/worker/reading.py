@@ -30,7 +30,6 @@ from time import perf_counter
 import numpy as np
 import psutil
 import torch
-import torch.distributed as dist
 
 from scalelab.data.formats.columns import Array
 from scalelab.data.order import FullShuffle, Numbers, Order, Sequential, draw_order
@@ -53,6 +52,7 @@ from scalelab.worker.batches.stored_set import (
     read_in,
 )
 from scalelab.worker.device import choose_synchronize
+from scalelab.worker.group import wait_for_all
 
 MEMCPY_BYTES = 1 << 26
 """Of the array that a copy within memory is measured on, at most: beyond every cache of a processor."""
@@ -83,8 +83,7 @@ def run_reading(
                 file.flush()
     finally:
         reader.close()
-    if dist.is_initialized():
-        dist.barrier()  # so that no rank takes a closing socket for a lost peer
+    wait_for_all()  # so that no rank takes a closing socket for a lost peer
     peak = report.peak_memory_bytes or read_high_water()
     return replace(report, peak_memory_bytes=peak, reading=reader.report)
 
@@ -121,7 +120,7 @@ class PassReader:
             self._make_cold()
         else:
             self._make_warm()
-        meet()
+        wait_for_all()
         num_epochs = 1 if one.cache == "cold" else self.task.epochs
         epochs = self._load_epochs(one) if self.task.dataset.workers else self._fetch_epochs(one)
         for _, fetched in zip(range(num_epochs), epochs, strict=False):
@@ -142,11 +141,11 @@ class PassReader:
     def _make_cold(self) -> None:
         """Close the set everywhere, have the kernel forget it, and open it again."""
         self.close()
-        meet()
+        wait_for_all()
         self.is_in_memory = False
         if self.rank == 0 and self.place.arrays is None:
             self._forget()
-        meet()
+        wait_for_all()
         self._open(is_cold=True)
 
     def _forget(self) -> None:
@@ -178,7 +177,7 @@ class PassReader:
             self.close()
             if self.rank == 0 and self.place.arrays is None:
                 read_in(list_files(self.place.path))
-            meet()
+            wait_for_all()
             self.is_in_memory = True
         if self.samples is None:
             self._open(is_cold=False)
@@ -269,7 +268,7 @@ class PassReader:
         num_rows = max(1, min(len(samples), MEMCPY_BYTES // max(1, sample_bytes)))
         arrays = {one.name: np.ones((num_rows, *one.shape), dtype=one.dtype) for one in samples.fields}
         partition = self._cut(len(samples))
-        meet()
+        wait_for_all()
         copied = InMemory(arrays)
         for epoch in range(self.task.epochs):
             order = draw_order(ORDERS[one.order], self.trial.seed, epoch, len(samples)) % num_rows
@@ -296,11 +295,6 @@ def take_items(samples: Samples, numbers: Numbers) -> tuple[Array, ...]:
     """Sample by sample, then stacked: what a DataLoader does with a dataset that knows no batches."""
     items = [samples[number] for number in numbers.tolist()]
     return tuple(np.stack(column) for column in zip(*items, strict=True))
-
-
-def meet() -> None:
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def drop_memory() -> None:

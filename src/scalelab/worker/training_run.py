@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from scalelab.errors import UsageError
@@ -36,9 +35,10 @@ from scalelab.records.settings import TrainingRun
 from scalelab.records.strategies import DEFAULT, find_strategy
 from scalelab.records.trial import StepKind, StepSample, Trial, to_builtins
 from scalelab.worker.batches.stream import BatchStream, count_samples, list_parts
-from scalelab.worker.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint, wait_for_all
+from scalelab.worker.checkpoint import clear_leftovers, find_checkpoint, load_checkpoint, save_checkpoint
+from scalelab.worker.group import is_so_everywhere, sum_over_ranks, wait_for_all
 from scalelab.worker.instruments.profiles import RankProfiler, find_profile_file
-from scalelab.worker.loop import RawStep, is_so_everywhere, make_sample
+from scalelab.worker.loop import RawStep, make_sample
 from scalelab.worker.randomness import untouched_randomness
 from scalelab.worker.step import take_step
 from scalelab.worker.training import Training
@@ -114,7 +114,8 @@ def evaluate_by(function: Callable[..., Any], training: Training, move: Callable
         weight += num_samples
         for name, value in (found if isinstance(found, Mapping) else {"loss": found}).items():
             sums[name] = sums.get(name, 0.0) + float(value) * num_samples
-    *totals, weight = sum_over_ranks(training, [*(sums[name] for name in sorted(sums)), weight])
+    device = next(training.model.parameters()).device
+    *totals, weight = sum_over_ranks([*(sums[name] for name in sorted(sums)), weight], device)
     means = {name: total / weight for name, total in zip(sorted(sums), totals, strict=True)}
     return Score(loss=means.pop("loss", math.nan), accuracy=means.pop("accuracy", None), metrics=means)
 
@@ -143,16 +144,8 @@ def take_together(training: Training) -> Iterator[Any]:
 
 def gather_score(training: Training, totals: list[float]) -> Score:
     """Sum over ranks: weighted losses, weights, right answers, answers."""
-    loss, weight, right, answers = sum_over_ranks(training, totals)
+    loss, weight, right, answers = sum_over_ranks(totals, next(training.model.parameters()).device)
     return Score(loss=loss / weight if weight else float("nan"), accuracy=right / answers if answers else None)
-
-
-def sum_over_ranks(training: Training, totals: list[float]) -> list[float]:
-    if not dist.is_initialized():
-        return totals
-    summed = torch.tensor(totals, dtype=torch.float64, device=next(training.model.parameters()).device)
-    dist.all_reduce(summed)
-    return [float(total) for total in summed]
 
 
 @contextmanager

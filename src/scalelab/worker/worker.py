@@ -53,6 +53,7 @@ from scalelab.worker.batches.stored_set import read_from_set
 from scalelab.worker.device import choose_device, find_driver
 from scalelab.worker.exchange import name_backend, run_exchange
 from scalelab.worker.failure import Failure, classify
+from scalelab.worker.group import wait_for_all
 from scalelab.worker.instruments.fake_group import forecast_messages
 from scalelab.worker.instruments.instruments import look
 from scalelab.worker.loop import run_block
@@ -200,8 +201,7 @@ def _build(
         buffer_bytes=buffers,
         shuffle=training.shuffle,
     )
-    if dist.is_initialized():
-        dist.barrier()
+    wait_for_all()
     gc.collect()
     return training, watch, report
 
@@ -355,5 +355,4 @@ def leave_together(training: Training) -> None:
     work. The process ends a moment later anyway.
     """
     training.synchronize()
-    if dist.is_initialized():
-        dist.barrier()
+    wait_for_all()

@@ -25,7 +25,6 @@ from time import perf_counter
 from typing import Protocol
 
 import numpy as np
-import torch.distributed as dist
 
 from scalelab.data.chunks import amplify, describe_chunks
 from scalelab.data.formats.catalogue import find_entry, find_format, load_format
@@ -40,6 +39,7 @@ from scalelab.records.observations import ReadingReport
 from scalelab.records.tasks import MEMORY, Dataset
 from scalelab.records.trial import Option, Trial
 from scalelab.units import format_bytes
+from scalelab.worker.group import wait_for_all
 from scalelab.worker.models.transformer import draw_sequences
 from scalelab.workloads.catalogue import TransformerOptions
 
@@ -148,8 +148,7 @@ def prepare_set(trial: Trial, dataset: Dataset, rank: int, directory: Path) -> S
         seconds = write_timed(place, arrays)
         place = replace(place, write_seconds=seconds)
         check_written(place, arrays)
-    if dist.is_initialized():
-        dist.barrier()
+    wait_for_all()
     return place
 
 

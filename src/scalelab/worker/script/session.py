@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from scalelab.errors import OtherBatch, UsageError
 from scalelab.records.observations import RankReport
 from scalelab.records.trial import Block, StepKind, StepSample
-from scalelab.worker.loop import RawStep, SavedState, is_so_everywhere, make_sample
+from scalelab.worker.group import is_so_everywhere
+from scalelab.worker.loop import RawStep, SavedState, make_sample
 from scalelab.worker.script.boundary import (
     FullestStep,
     QuickStep,
