@@ -53,8 +53,8 @@ def answer_timing(outcome: Outcome | None) -> Answers:
             " and not counted.",
             *quote(outcome, WARMUP.name, MEAN_ERROR.name),
             "A step is timed on every rank, rank 0 included, from before it takes its batch and starts forward to after"
-            " the optimizer, and the slowest rank's time counts. The other tasks take fewer steps per launch and drop"
-            " as many first steps as a test finds slower than the rest (see each setting line).",
+            " the optimizer, and the slowest rank's time counts. The other tasks drop as many first steps as a test"
+            " finds slower than the rest (see each setting line).",
         ),
         "randomness": join(
             "Because two runs must differ only in what is compared. With a fixed seed (0, and 1 to compare), weights,"

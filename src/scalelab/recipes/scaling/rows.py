@@ -70,7 +70,7 @@ DIM, DEPTH = 8192, 6
 SMALL_DIM, SMALL_DEPTH = 512, 3
 GLOBAL_BATCH = read("S2", "global_batch")
 STEPS, DROPPED = read("S1", "steps"), read("S1", "dropped")
-"""S1: at least this many steps, of which the first are dropped."""
+"""S1: at least this many steps, of which the first are dropped; the other tasks take as many."""
 RANKS = tuple(read("S2", f"ranks_{ranks}") for ranks in (1, 2, 4))
 SIZES = tuple((read("S3", f"{case}_dim"), read("S3", f"{case}_depth")) for case in ("small", "large"))
 SMALL_SIZES = ((128, 2), (1024, 3))
@@ -168,7 +168,7 @@ def make_s2(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=STEPS, comm_free=True),
     )
     return Row(
         id="S2",
@@ -198,7 +198,7 @@ def make_s3(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=STEPS, comm_free=True),
     )
     dim = sizes[-1][0]
     row = quote_row(
@@ -238,7 +238,7 @@ def make_s5a(size: Size) -> Row:
         ranks=RANKS,
         global_batch=GLOBAL_BATCH,
         job=make_job(size),
-        sampling=make_sampling(size, rounds=LAUNCHES),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=STEPS),
     )
     row = quote_row(
         "S5A",
@@ -274,7 +274,7 @@ def make_s5b(size: Size) -> Row:
         reading="both",
         ranks=choose(size, small=2, full=read("S5B", "ranks")),
         job=make_job(size),
-        sampling=make_sampling(size, rounds=LAUNCHES, comm_free=True),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=STEPS, comm_free=True),
     )
     row = quote_row(
         "S5B",
@@ -293,7 +293,7 @@ def make_s5c(size: Size) -> Row:
         ranks=choose(size, small=2, full=4),
         global_batch=GLOBAL_BATCH,
         job=make_job(size, perturbation=Perturbation(delay=STRAGGLER_DELAY, delay_rank=0)),
-        sampling=make_sampling(size, rounds=LAUNCHES, phase_steps=16),
+        sampling=make_sampling(size, rounds=LAUNCHES, steps=STEPS, phase_steps=16),
     )
 
     def find_slow_step(arms: list[Arm]) -> Main | None:

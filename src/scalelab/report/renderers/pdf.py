@@ -45,6 +45,8 @@ BRIEF_LENGTHS = (2000, 1600, 1400, 1200, 1050, 950, 850, 760, 680, 610, 550, 500
 """Characters of an answer in a brief report: the first with which it has no more pages."""
 MORE_ROWS, FEWEST_ROWS = 16, 8
 """Rows of a table in a brief report, where all answers fit, and where not even short ones do."""
+ROW = " · "
+"""In the heading of a recipe's row, between its name and its title."""
 MOST_DRAWN = 5
 """Charts of single steps after the answers of a recipe."""
 
@@ -184,9 +186,11 @@ def describe_document(
         "sections": [
             {
                 "heading": spell_out(section.heading or "Results"),
-                "answers": section.num_answers is not None,
+                "answers": section.num_answers is not None or (is_recipe and ROW in section.heading),
                 "paragraphs": [[*map(spell_out, section.split_question(words))] for words in section.paragraphs],
-                "charts": draw(name_rows(section)) if not (is_recipe and section.is_drawn) else [],
+                "charts": draw(name_rows(section) if is_recipe else section.charts)
+                if not (is_recipe and section.is_drawn)
+                else [],
                 "choices": [draw(charts) for charts in list_choices(section.charts)]
                 if is_recipe and section.is_drawn
                 else [],
@@ -205,8 +209,8 @@ def _describe_caution(caution: Caution) -> dict[str, str]:
 
 def name_rows(section: Section) -> tuple[Chart, ...]:
     """Its charts, of a recipe's row with the row in their title, as they may stand beside another row."""
-    row, named, _ = section.heading.partition(" · ")
-    if not named or section.num_answers is None:
+    row, named, _ = section.heading.partition(ROW)
+    if not named:
         return section.charts
     return tuple(replace(chart, title=f"{row} · {chart.title}") for chart in section.charts)
 
