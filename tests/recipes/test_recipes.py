@@ -306,7 +306,7 @@ def test_answers_have_numbers_of_the_run(documents: dict[str, Document]) -> None
 ANSWERS = {
     "S1.warmup": (r"Steps 0 to 4 take 1\.\d+ .* times as long as the rest", r"dropping 5 is enough", r"autotuning"),
     "S1.randomness": (r"bit-equal losses in all 30 steps of 20 launches", r"same work"),
-    "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d+ ± 0\.0\d, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
+    "S2.linear": (r"^ No\. ", r"2 ranks: speedup 1\.7\d+ ± 0\.0\d+, efficiency 8[78]", r"4 ranks \(oversubscribed\)"),
     "S2.drop": (r"^ At 2 ranks already, from 100 % to 8[78]",),
     "S2.quantitative": (
         r"= 37\.\d ± \S+ ms \(1/2 of the plain loop\) \+ 4\.\d ± \S+ ms of exposed communication",
@@ -428,7 +428,7 @@ def test_the_tables_that_the_scaling_tasks_ask_for_head_their_rows(documents: di
     cases = find_table(scaling, "S3", "A small and a large model")
     assert [line[0] for line in cases] == ["small, mlp 128×2"] * 3 + ["large, mlp 1024×3"] * 3
     assert [line[1] for line in cases] == [1, 2, 4] * 2
-    assert [line[4] is None for line in cases] == [True, False, False] * 2, "one rank sends nothing"
+    assert [line[-2] is None for line in cases] == [True, False, False] * 2, "one rank sends nothing"
     first = find_section(scaling, "S4").tables[0]
     assert [column.header for column in first.columns][3:] == ["busy: device 0", "others", "memory: device 0", "others"]
     assert [row[0].value for row in first.rows] == ["plain loop", "dp × 2 (emulated)", "ddp × 2"]

@@ -15,7 +15,6 @@ from scalelab.recipes.scaling.delays import (
     compare_cost,
     describe_curve,
     describe_model,
-    explain_added,
     explain_excess,
     relate_to_law,
 )
@@ -190,14 +189,6 @@ def test_a_plain_loop_slower_than_ddp_on_one_rank_is_called_noise() -> None:
     assert words.startswith("ddp × 1 ran 2.00")
     assert "Over ddp × 1, efficiency is 25" in words
     assert describe_disturbed(own, plain, [spread]) == "", "as it should be"
-
-
-def test_a_delay_that_adds_less_or_more_than_its_time_is_named() -> None:
-    assert explain_added(play_delays(5.0), 10.0) == (
-        "Less on 2 ranks: that it takes the place of waiting would explain it, and is not measured."
-    )
-    assert explain_added(play_delays(-5.0), 10.0).startswith("More than the delay on 2 ranks: ")
-    assert explain_added(play_delays(), 10.0) == ""
 
 
 def play_delays(hidden: float = 0.0, *, is_crowded: bool = False) -> dict[tuple[int, float], Arm]:

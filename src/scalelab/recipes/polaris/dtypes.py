@@ -126,7 +126,7 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     times = [one for one in typed if one.ratio is not None]
     learning = [one for one in times if one.published_ratio is not None and not one.is_lost]
     first = next((one for one in learning if one.arm.trial.dtype == "bfloat16"), next(iter(learning), None))
-    note = "published: whole training runs, one each; with autocast, by their memory (see the checks)"
+    note = "published: one whole run each; with autocast, by its memory (see the checks)"
     said, lost = describe_times(times), list(describe_lost(typed))
     return Answer(
         main=Main("ratio", f"step over {REFERENCE}, {first.what}", first.ratio, first.published_ratio)

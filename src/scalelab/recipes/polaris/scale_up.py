@@ -10,7 +10,6 @@ from typing import NamedTuple
 from scalelab.analysis.estimate import Estimate
 from scalelab.answers.train import TrainStudy
 from scalelab.recipes.evidence import (
-    ACCOUNTED,
     Compared,
     MemoryForecast,
     describe_forecast,
@@ -201,7 +200,7 @@ def make_comparison_table(models: Sequence[ScaledUp]) -> Table | None:
         ),
         text_column("published_rate", "samples/s", lambda one: one.printed_rate, align="right"),
         title="Both models",
-        notes=(f"peak memory of a rank, {ACCOUNTED}", f"by epoch: the lowest and highest of {NUM_EPOCHS} epochs"),
+        notes=(f"peak memory: what torch's allocator of a rank holds; by epoch: the range of {NUM_EPOCHS} epochs",),
     )
     return table if models else None
 
@@ -284,6 +283,7 @@ def make_epoch_table(models: Sequence[ScaledUp]) -> Table | None:
         seconds_column("compute_seconds", "compute", lambda one: one.measure_part("compute")),
         seconds_column("waiting_seconds", "wait at barrier", lambda one: one.measure_part("waiting")),
         rate_column("samples_per_second", "samples/s of the median step", lambda one: one.rate),
+        text_column("published_rate", "published samples/s", lambda one: one.printed_rate, align="right"),
         title="An epoch",
         notes=(
             INTERVAL_NOTE,

@@ -102,7 +102,7 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     main = make_main("ratio", "speedup", lines)
     doubled = list(describe_two_to_four(outcomes))
     unlike = list_shared(pairs, "1 → ")
-    title = "Speedup of an epoch over one device"
+    title = "Speedup of an epoch"
     apart = (*notes, *((UNLIKE,) if unlike else ()))
     return Answer(
         main=main,

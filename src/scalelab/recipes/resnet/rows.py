@@ -251,8 +251,9 @@ def answer_r1(size: Size, outcomes: Outcomes) -> Answer:
     outcome = outcomes.get("batches")
     lines: list[Compared] = []
     epochs: dict[int, Estimate] = {}
+    is_random = not any("data" in arm.trial.options for arm in list_arms(outcome))  # before 0.2, in published batches
     for batch, seconds in published.COMPUTE_SECONDS.items():
-        own = choose_batch(size, batch)
+        own = choose_batch("full" if is_random else size, batch)
         arm = find_arm(outcome, global_batch=own)
         computing = scale(measure_computing(arm), count_steps(arm)) if arm else None
         epochs |= {own: computing} if computing is not None else {}

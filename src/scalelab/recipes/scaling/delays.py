@@ -34,7 +34,11 @@ from scalelab.studies.delay import ADDED, format_delay
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.losses import find_first_difference, read_losses
-from scalelab.studies.shared.sweep import make_sweep_table, measure_speedup, step_column
+from scalelab.studies.shared.sweep import (
+    make_sweep_table,
+    measure_speedup,
+    step_column,
+)
 from scalelab.studies.straggler import STRAGGLER, RankComparison
 from scalelab.units import choose_unit, format_interval
 
@@ -54,7 +58,6 @@ def answer_delay(outcome: Outcome | None) -> Answers:
             f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}{name_crowded(arms, longest)}. All"
             f" ranks sleep at once, right before {phase}, so more ranks do not divide the delay.",
             *quote_added(outcome, first),
-            explain_added(arms, first),
         ),
         "linearly": join(judge_curve(arms, ranks, delays), describe_model(arms, ranks, delays), explain_excess(arms)),
         "amdahl": relate_to_law(arms, ranks, [first, longest]),
@@ -96,20 +99,6 @@ def make_law_table(outcome: Outcome | None) -> Table | None:
     )
     table = make_sweep_table(arms.values(), columns, notes=notes)
     return replace(table, title="Injected delay, beside Amdahl's law")
-
-
-def explain_added(arms: Mapping[tuple[int, float], Arm], delay: float) -> str:
-    """Why a step gets longer by more or less than its delay, where it does: neither cause is measured."""
-    wanted = sorted(n for n, seconds in arms if seconds == delay and (n, 0.0) in arms)
-    more = {n: estimate_difference(arms[n, delay].clean, arms[n, 0.0].clean) for n in wanted}
-    signs = {n: find_sign(added.map(lambda seconds: seconds - delay)) for n, added in more.items()}
-    causes = {
-        1: "More than the delay on {}: waking up late and cold caches may add to it, which is not measured.",
-        -1: "Less on {}: that it takes the place of waiting would explain it, and is not measured.",
-    }
-    found = {sign: " and ".join(str(n) for n in wanted if signs[n] == sign) for sign in causes}
-    ranks = {sign: "1 rank" if listed == "1" else f"{listed} ranks" for sign, listed in found.items() if listed}
-    return join(*(causes[sign].format(words) for sign, words in ranks.items()))
 
 
 def describe_model(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Sequence[float]) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scalelab.recipes.evidence import divide_steps, keep_tables, list_arms, quote
+from scalelab.recipes.evidence import divide_steps, keep_tables, list_arms, list_tables, quote
 from scalelab.recipes.feasibility import choose, make_sampling, make_sized_job
 from scalelab.recipes.recipe import (
     Answer,
     Check,
     Main,
+    Outcome,
     Outcomes,
     Recipe,
     Row,
@@ -38,6 +39,7 @@ from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy
 from scalelab.report.charts.column_charts import keep_charts
+from scalelab.report.document import Table
 from scalelab.studies.batch_scaling import BatchScaling
 from scalelab.studies.batch_size import SATURATION
 from scalelab.studies.delay import ADDED, AMDAHL_OVERLAY, Delay
@@ -61,6 +63,8 @@ def read(row: str, name: str) -> int:
     return int(PRINTED[row][name].number)
 
 
+MOST_TABLES = 2
+"""Of a study, as where a row has none of its own."""
 LAUNCHES = 10
 """Of every configuration in small: with fewer, intervals of steps of some ms leave the questions open."""
 DEVICE_STEPS = 60
@@ -215,7 +219,7 @@ def make_s3(size: Size) -> Row:
         answer = row.conclude(outcomes)
         sizes = outcomes.get("sizes")
         sentences = (*name_better(sizes), *describe_exposed(sizes))
-        return replace(answer, tables=keep_tables(make_case_table(sizes)), sentences=sentences)
+        return replace(answer, tables=take_place(make_case_table(sizes), sizes), sentences=sentences)
 
     return replace(row, conclude=conclude)
 
@@ -228,7 +232,7 @@ def make_s4(size: Size) -> Row:
         job=make_job(size),
         sampling=make_sampling(size, rounds=LAUNCHES, steps=DEVICE_STEPS),
     )
-    row = Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=3)
+    row = Row(id="S4", title="DP vs DDP", parts={"strategies": study}, conclude=answer_s4, num_tables=0)
     return leave_out(row, VERDICT.name, FASTEST.name)
 
 
@@ -252,9 +256,16 @@ def make_s5a(size: Size) -> Row:
     )
 
     def conclude(outcomes: Outcomes) -> Answer:
-        return replace(row.conclude(outcomes), tables=keep_tables(make_law_table(outcomes.get("delay"))))
+        outcome = outcomes.get("delay")
+        return replace(row.conclude(outcomes), tables=take_place(make_law_table(outcome), outcome))
 
     return leave_out(replace(row, conclude=conclude), ADDED.name, AMDAHL_OVERLAY.name)  # in its table and its answers
+
+
+def take_place(table: Table | None, outcome: Outcome | None) -> tuple[Table, ...]:
+    """A table in the place of the first one of a study, whose second one follows."""
+    own = list_tables(outcome) if outcome else []
+    return keep_tables(table, *own[1:MOST_TABLES])
 
 
 def leave_out(row: Row, *kinds: str) -> Row:

@@ -45,7 +45,7 @@ from scalelab.report.tables import (
     text_column,
 )
 from scalelab.studies.shared.arms import Arm
-from scalelab.studies.shared.sweep import explain_marks, find_marks, measure_speedup
+from scalelab.studies.shared.sweep import divide_by_ranks, explain_marks, find_marks, measure_speedup
 from scalelab.units import format_bytes, format_interval
 from scalelab.workloads.catalogue import make_options
 
@@ -107,6 +107,13 @@ def make_case_table(outcome: Outcome | None) -> Table | None:
         count_column("ranks", "ranks", lambda row: row[1].trial.num_ranks),
         seconds_column("step_seconds", "step", lambda row: estimate_centre(row[1].clean)),
         ratio_column("speedup", "speedup", lambda row: measure_speedup(row[1], row[2])),
+        share_column(
+            "efficiency",
+            "efficiency",
+            lambda row: divide_by_ranks(measure_speedup(row[1], row[2]), row[1]),
+            shows_interval=False,
+            is_detail=True,
+        ),
         share_column("exposed", "exposed comm, of the step", lambda row: measure_exposed(row[1])),
         bytes_column("gradient_bytes", "gradients", lambda row: BYTES_PER_PARAMETER * count_parameters(row[1])),
         title="A small and a large model",

@@ -14,6 +14,7 @@ from scalelab.recipes.evidence import (
     divide_steps,
     find_arm,
     list_arms,
+    list_tables,
     quote,
 )
 from scalelab.recipes.feasibility import count_moments
@@ -41,6 +42,8 @@ from scalelab.units import (
     format_share,
 )
 
+STUDY_TABLES = 3
+"""Of the study after ours: strategies, devices, and these over time."""
 BEARABLE = 1.1
 """DP's step over DDP's up to which DP is acceptable."""
 
@@ -192,6 +195,6 @@ def answer_s4(outcomes: Outcomes) -> Answer:
     sentence = f"{verdict}: a DDP step takes {times} times as long as a DP step{emulated}.{loaded}"
     return Answer(
         main=Main("ratio", "DDP step over DP step", ratio),
-        tables=(make_device_table(list_arms(outcome)),),
+        tables=(make_device_table(list_arms(outcome)), *(list_tables(outcome)[:STUDY_TABLES] if outcome else ())),
         sentences=(sentence, *quote(outcome)),
     )
