@@ -21,7 +21,6 @@ from scalelab.launch.utilization import (
     find_process_clock,
     make_load,
     read_clock,
-    watch_devices,
     watch_rank,
 )
 from scalelab.records.environment import usable_cores
@@ -59,7 +58,9 @@ def test_a_reader_of_a_process_that_has_ended_says_nothing() -> None:
 
 
 def test_a_trial_that_does_not_ask_is_not_looked_at(tmp_path: Path) -> None:
-    with watch_devices(make_trial(), tmp_path, [os.getpid()] * 2, [(0,), (0,)]) as loads:
+    with watch_rank(
+        make_trial(), Assignment(directory=str(tmp_path), rank=0, local_rank=0, cores=(0,)), os.getpid()
+    ) as loads:
         pass
     assert loads == []
 

@@ -38,6 +38,7 @@ from scalelab.records.environment import installed_version
 from scalelab.records.store import RunStore
 from scalelab.records.tasks import SCRIPT_MARK, Script
 from scalelab.records.trial import Trial, TrialResult, from_builtins, to_builtins
+from scalelab.report.charts.column_charts import CONTROL
 from scalelab.report.document import Document
 from scalelab.report.findings import select
 from scalelab.studies.catalogue import load_kind, load_own, read_study
@@ -49,7 +50,6 @@ from scalelab.units import UNKNOWN
 
 SIDES = ("a", "b")
 """How the configurations of either side begin: a-ddp-2, b-ddp-2."""
-CONTROL = "control"
 LOOKS = 3
 """How often a comparison that measures on while a row is unresolved is judged at most."""
 TAIL_OF_A_LOOK = 0.0221 / 2

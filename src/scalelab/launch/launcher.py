@@ -22,6 +22,7 @@ from scalelab.records.environment import count_oom_kills, installed_version, rea
 from scalelab.records.files import write_trial
 from scalelab.records.launchers import LAUNCHERS, LauncherName, Scheduler, find_scheduler, load
 from scalelab.records.running import hold_directory
+from scalelab.records.settings import find_kind
 from scalelab.records.trial import Cause, Trial, TrialResult, not_run
 
 if TYPE_CHECKING:
@@ -130,6 +131,15 @@ def try_trial(trial: Trial, launcher: Launcher | None = None) -> TrialResult:
     finally:
         if launcher is None:
             own.close()
+
+
+def is_watched(trial: Trial) -> bool:
+    """Whether `utilization` looks at devices while the trial runs: at cores if it asks, at GPUs always."""
+    return "utilization" in trial.instruments or has_watched_gpus(trial)
+
+
+def has_watched_gpus(trial: Trial) -> bool:
+    return find_kind(trial.device).is_listed and not trial.is_forecast
 
 
 def check_torch() -> None:

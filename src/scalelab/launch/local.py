@@ -34,7 +34,7 @@ from scalelab.launch.agreement import (
     report_storage,
     write_words,
 )
-from scalelab.launch.launcher import Launched, check_open_files, check_torch, read_conditions
+from scalelab.launch.launcher import Launched, check_open_files, check_torch, is_watched, read_conditions
 from scalelab.launch.outcome import RankEnd, conclude_trial, has_stack_dump
 from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
@@ -203,7 +203,9 @@ class LocalLauncher:
         pids = server.launch_ranks(request, min(START_SECONDS, max(trial.timeout_seconds, ANSWER_SECONDS)))
         ends: dict[int, RankEnd] = {}
         try:
-            with watch_devices(trial, directory, pids, request["cores"]) as loads:
+            with ExitStack() as stack:
+                watching = watch_devices(trial, directory, pids, request["cores"])
+                loads = stack.enter_context(watching) if is_watched(trial) else []
                 self._wait(server, pids, ends, conditions.launched + trial.timeout_seconds, directory)
         except BaseException:
             self.close()

@@ -58,7 +58,7 @@ def add_traced_steps(reports: Sequence[RankReport], directory: Path) -> tuple[Ra
     if not files or not all(file.is_file() for file in files):
         return tuple(reports)
     try:
-        job = read_ranks(files, counters=[OperatorCounter])
+        job = read_ranks(files, counters=[OperatorCounter], counts_work=False)
         traced = summarise_traces(job)
     except ScalelabError:
         return tuple(reports)

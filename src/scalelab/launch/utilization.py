@@ -35,6 +35,7 @@ import psutil
 
 from scalelab.launch.agreement import Assignment, clock_file, open_replica_clock
 from scalelab.launch.gpus import PERIOD_SECONDS, SLOW_PERIOD_SECONDS, LoadReader, open_gpus
+from scalelab.launch.launcher import has_watched_gpus, is_watched
 from scalelab.launch.ranks.placement import assign_cores
 from scalelab.records.observations import DeviceLoad
 from scalelab.records.settings import find_kind
@@ -52,24 +53,21 @@ def watch_devices(
     cores: Sequence[Sequence[int]],
     num_gpus: int | None = None,
 ) -> Iterator[list[DeviceLoad]]:
-    """Fills the list that it gives for as long as the block lasts; without GPUs it stays empty unless a trial asks.
+    """Fills the list that it gives for as long as the block lasts, for a trial that is watched (`is_watched`).
 
     `num_gpus` says how many of this host's GPUs are looked at; None: one for every rank.
     """
     loads: list[DeviceLoad] = []
-    is_asked, has_gpus = "utilization" in trial.instruments, find_kind(trial.device).is_listed and not trial.is_forecast
-    if not is_asked and not has_gpus:
-        yield loads
-        return
     with ExitStack() as stack:
-        if has_gpus:
+        if has_watched_gpus(trial):
             reader = open_gpus(num_gpus or trial.num_ranks, stack)
         else:
             reader = make_reader(trial, directory, pids, cores, stack)
         if reader is None:
             yield loads
             return
-        is_over, period = threading.Event(), reader.period_seconds if is_asked else SLOW_PERIOD_SECONDS
+        is_over = threading.Event()
+        period = reader.period_seconds if "utilization" in trial.instruments else SLOW_PERIOD_SECONDS
         thread = threading.Thread(target=_look, args=(reader, is_over, loads, period), name="utilization", daemon=True)
         thread.start()
         try:
@@ -85,6 +83,9 @@ def watch_rank(trial: Trial, assignment: Assignment, pid: int) -> Iterator[list[
 
     What others do on its cores is only known where no other rank may use them.
     """
+    if not is_watched(trial):
+        yield []
+        return
     directory, cores = Path(assignment.directory), [assignment.cores]
     if trial.num_processes == 1:
         with watch_devices(trial, directory, [pid], cores) as loads:

@@ -74,6 +74,7 @@ def read_ranks(
     communication: Sequence[str] = (),
     compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
+    counts_work: bool = True,
     num_processes: int = 1,
     dask: str | None = None,
     say: Callable[[Path, int], None] | None = None,
@@ -83,7 +84,14 @@ def read_ranks(
 
     Only what `read_rank` returns is kept of a file. `say` is called with every file, and its number, in order.
     """
-    read = partial(read_rank, ns_per_tick=ns_per_tick, communication=communication, compute=compute, counters=counters)
+    read = partial(
+        read_rank,
+        ns_per_tick=ns_per_tick,
+        communication=communication,
+        compute=compute,
+        counters=counters,
+        counts_work=counts_work,
+    )
     traces = []
     with ExitStack() as stack:
         if dask is not None:

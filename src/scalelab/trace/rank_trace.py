@@ -135,7 +135,8 @@ class _Collector:
     lanes: list[Lane] = field(default_factory=list)
     host_steps: list[ProfilerStep] = field(default_factory=list)
     device_steps: list[ProfilerStep] = field(default_factory=list)
-    works: Works = field(default_factory=Works)
+    works: Works | None = field(default_factory=Works)
+    """None: nothing asks for the work of operators."""
     num_events: int = 0
     has_foreign_tasks: bool = False
     """Whether the trace has tasks of a device that we cannot read."""
@@ -166,8 +167,9 @@ class _Collector:
         numbers = [a.correlation if a.correlation >= 0 else a.sequence_number for a in args]
         records["correlation"] = np.fromiter(numbers, dtype=np.int64, count=len(numbers))
         records["work"] = -1
-        for place in np.flatnonzero(rows[:, HAS_WORK]).tolist():
-            records["work"][place] = self.works.number(chosen[place].name, args[place])
+        if self.works is not None:
+            for place in np.flatnonzero(rows[:, HAS_WORK]).tolist():
+                records["work"][place] = self.works.number(chosen[place].name, args[place])
         return records
 
     def _find_rows(self, events: Sequence[TimedEvent]) -> NDArray[np.int32]:
@@ -245,10 +247,14 @@ def read_rank(
     communication: Sequence[str] = (),
     compute: Sequence[str] = (),
     counters: Sequence[MakeCounter] = (),
+    counts_work: bool = True,
 ) -> RankTrace:
-    """Read one file and count. Raises `TraceUnreadable` if it is not a trace."""
+    """Read one file and count. Raises `TraceUnreadable` if it is not a trace.
+
+    `counts_work`: whether to read from shapes what operators compute, which some counters need.
+    """
     file = open_trace(path, ns_per_tick)
-    collector = _Collector(Classifier(communication, compute))
+    collector = _Collector(Classifier(communication, compute), works=Works() if counts_work else None)
     spans = _Spans()
     with Spool() as spool:
         for batch in file.batches():
@@ -335,7 +341,7 @@ def _make_tables(collector: _Collector, spans: _Spans, links: Links, header: Hea
         step_basis=links.basis,
         missing_device="" if spans.has_device else _find_missing_device(header, collector),
         unlinked_share=links.unlinked_share,
-        works=collector.works.found,
+        works=collector.works.found if collector.works is not None else (),
         host_steps=arrange_steps(collector.host_steps or collector.device_steps),
         generic_names=frozenset(collector.classify.generic_names)
         | {collector.names[one.name] for one in links.unnamed},

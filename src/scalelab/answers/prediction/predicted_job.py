@@ -32,9 +32,9 @@ from scalelab.records.observations import GradientTimes
 from scalelab.records.settings import find_kind
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import PHASES, TrialResult
+from scalelab.report.charts.column_charts import CONTROL
 from scalelab.studies.shared.arms import Arm, group_arms, read_counted
 from scalelab.studies.shared.study import LINK
-from scalelab.studies.shared.sweep import CONTROL
 from scalelab.units import format_count
 
 LAUNCH_SPREAD = 0.05

@@ -194,7 +194,7 @@ def read_recorded(directory: Path) -> JobTrace | None:
         files = find_trace_files([directory / "trace"])
         if sum(file.stat().st_size for file in files) > LARGEST_FILES:
             return None
-        return read_ranks(files, counters=[TimelineCounter])
+        return read_ranks(files, counters=[TimelineCounter], counts_work=False)
     except (ScalelabError, OSError):
         return None
 
