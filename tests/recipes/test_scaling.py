@@ -11,6 +11,7 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import UNTOLD, compare_estimates, divide_speedups, divide_steps, say_wide
 from scalelab.recipes.recipe import Outcome
+from scalelab.recipes.scaling.comparisons import compare_computing, is_loss, judge_sizes
 from scalelab.recipes.scaling.delays import (
     compare_cost,
     describe_curve,
@@ -21,7 +22,6 @@ from scalelab.recipes.scaling.delays import (
 from scalelab.recipes.scaling.limits import find_threshold, judge_losses
 from scalelab.recipes.scaling.questions import describe_disturbed, explain_rest
 from scalelab.recipes.scaling.rows import count_bytes, count_operations, make_checks
-from scalelab.recipes.scaling.sizes import compare_computing, is_loss, judge_sizes
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import choose_unit
 from scalelab.workloads.catalogue import MlpOptions

@@ -198,9 +198,9 @@ def describe_wanted(wanted: Predict) -> Document:
 
 def predict_meshes(wanted: Predict, store: RunStore) -> Document:
     """Layouts on another number of ranks, from those that were measured."""
-    from scalelab.answers.prediction.layouts import predict_layouts
     from scalelab.studies.catalogue import read_study
     from scalelab.studies.strategies.layouts import Layouts
+    from scalelab.studies.strategies.planned import predict_layouts
 
     if replace(wanted.change, cores=None) != ChangeFlags() or wanted.collectives is not None or wanted.search.best:
         raise UsageError(f"{store.name} is a {LAYOUTS} run: predict takes --ranks and --cores with it, nothing else")

@@ -183,7 +183,7 @@ def merge_files(view: TraceView, path: Path, reading: TraceFlags) -> None:
 
 def draw_timeline(view: TraceView, path: Path) -> None:
     """Write the page of all events."""
-    from scalelab.answers.trace.page import render_timeline
+    from scalelab.answers.trace.view import render_timeline
 
     page, note = render_timeline(view)
     write_target(path, page, "--timeline")

@@ -18,6 +18,7 @@ from scalelab.recipes.evidence import (
     divide_speedups,
     divide_steps,
     find_arm,
+    list_arms,
     list_spread,
     quote,
     say_wide,
@@ -25,9 +26,11 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import (
     Answers,
+    count_parameters,
     join,
     name_ranks,
 )
+from scalelab.records.trial import Option
 from scalelab.studies.batch_scaling import DOUBLING, LARGE_GAIN
 from scalelab.studies.batch_size import SATURATION, STEP_COST
 from scalelab.studies.shared.arms import Arm
@@ -324,3 +327,25 @@ def compare_shares(pairs: Mapping[int, tuple[Arm, Arm]]) -> str:
     shares = {batch: communication_by_ablation(arm.clean, arm.comm_free).share for batch, arm in ends.items()}
     listed = ", ".join(f"{say_wide('share', share)} exposed at {batch}" for batch, share in shares.items())
     return f" (measured: {listed})"
+
+
+def describe_exposed(outcome: Outcome | None) -> Iterator[str]:
+    """The share of a step that communication adds to it, of every model on the most ranks that share no cores."""
+    found = []
+    for arms in list_sizes(outcome):
+        fair = [arm for ranks, arm in arms.items() if ranks > 1 and not arm.trial.is_oversubscribed]
+        arm = max(fair, key=lambda arm: arm.trial.num_ranks, default=None)
+        ratio = measure_balance(arm) if arm is not None else None
+        if arm is not None and ratio is not None:
+            found.append(f"{format_interval('share', find_share(ratio))} for {name(arm)} on {name_ranks(arm)}")
+    if found:
+        yield f"Exposed communication, as a share of the step: {', '.join(found)}."
+
+
+def list_sizes(outcome: Outcome | None) -> list[dict[int, Arm]]:
+    """The arms of every model by number of ranks, one rank among them; the smallest model first."""
+    found: dict[Option, dict[int, Arm]] = {}
+    for arm in list_arms(outcome):
+        found.setdefault(arm.trial.options["dim"], {}).setdefault(arm.trial.num_ranks, arm)
+    complete = [arms for arms in found.values() if 1 in arms and len(arms) > 1]
+    return sorted(complete, key=lambda arms: count_parameters(arms[1]))

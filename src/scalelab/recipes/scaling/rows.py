@@ -25,16 +25,21 @@ from scalelab.recipes.recipe import (
     pair_questions,
     read_published,
 )
+from scalelab.recipes.scaling.comparisons import (
+    answer_s4,
+    answer_sizes,
+    answer_strategies,
+    make_case_table,
+    name_better,
+)
 from scalelab.recipes.scaling.delays import answer_delay, answer_straggler, describe_slow_rank, make_law_table
-from scalelab.recipes.scaling.limits import answer_batches
+from scalelab.recipes.scaling.limits import answer_batches, describe_exposed
 from scalelab.recipes.scaling.questions import (
     Answers,
     answer_strong,
     answer_timing,
     name_linearity,
 )
-from scalelab.recipes.scaling.sizes import answer_sizes, describe_exposed, make_case_table, name_better
-from scalelab.recipes.scaling.strategies import answer_s4, answer_strategies
 from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import Perturbation
 from scalelab.records.strategies import find_strategy

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch._functorch import eager_transforms
 
-from scalelab.worker.script.boundary import QuickSteps, StepFacts
+from scalelab.worker.script.boundary import QuickSteps, StepFacts, replaced
 from scalelab.worker.script.passes import strip_transforms
-from scalelab.worker.script.patches import replaced
 
 
 class BackwardPasses:

@@ -1,4 +1,4 @@
-"""Where a training step ends in a script that we did not write: at an optimizer. And what is kept of a step.
+"""Where a training step ends in a script that we did not write: at an optimizer. What is kept of a step, and where.
 
 A script may have one optimizer, several that step together (Muon and AdamW), or several that take turns (the two of a
 GAN, where the critic may step more often). A step ends with the optimizer that steps least often; among equals, with
@@ -10,17 +10,21 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from scalelab.records.samples import render_samples
+from scalelab.records.trial import StepSample
 from scalelab.worker.device import find_driver_of
 
 TAKEN_OVER = 4
@@ -281,3 +285,56 @@ def choose_synchronize(trained: Sequence[nn.Module]) -> Callable[[], None]:
     """Waits for the device that the modules are on; on a CPU there is nothing to wait for."""
     driver = find_driver_of(parameter for module in trained for parameter in module.parameters())
     return driver.synchronize if driver is not None else wait_for_nothing
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Put a wrapper in the place of a function of a module or class; the original comes back at the end."""
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+class SampleSink(Protocol):
+    """Where finished steps go."""
+
+    def append(self, sample: StepSample) -> None: ...
+    def flush(self) -> None: ...
+    def clear(self) -> None: ...
+
+
+class SampleFile:
+    """A rank's samples: in a list, and after every block on disk."""
+
+    def __init__(self, path: Path, samples: list[Any]) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._samples = samples
+        self._num_written = 0
+        self.clear()
+
+    def append(self, sample: StepSample) -> None:
+        self._samples.append(sample)
+
+    def flush(self) -> None:
+        self._file.write(render_samples(self._samples[self._num_written :]).partition("\n")[2])
+        self._file.flush()
+        self._num_written = len(self._samples)
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._num_written = 0
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(render_samples(()))
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+        self._file.close()

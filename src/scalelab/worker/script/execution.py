@@ -28,7 +28,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.agreement import Assignment, copied_directory
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
-from scalelab.worker.script.patches import replaced
+from scalelab.worker.script.boundary import replaced
 
 if TYPE_CHECKING:
     from scalelab.worker.script.watch import TrainingWatch

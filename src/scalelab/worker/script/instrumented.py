@@ -29,8 +29,8 @@ from scalelab.records.trial import PHASES
 from scalelab.worker.device import list_activities
 from scalelab.worker.instruments.profiles import let_threads_finish
 from scalelab.worker.loop import PhaseClock, RawStep, ReadyClock, StallClock
+from scalelab.worker.script.boundary import replaced
 from scalelab.worker.script.passes import hook_before
-from scalelab.worker.script.patches import replaced
 from scalelab.worker.script.watch import TrainingWatch
 
 OTHER = "other"

@@ -35,10 +35,10 @@ from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial
 from scalelab.units import format_count
 from scalelab.worker.failure import describe
+from scalelab.worker.script.boundary import SampleFile, replaced
 from scalelab.worker.script.execution import execute_watched, fill_in_rank, make_variables, move_to_copy
 from scalelab.worker.script.instrumented import is_joining, name_strategy
 from scalelab.worker.script.observers import CannotObserve, Observer, choose_observer
-from scalelab.worker.script.patches import replaced
 from scalelab.worker.script.refusal import (
     count_steps,
     describe_early_end,
@@ -48,7 +48,6 @@ from scalelab.worker.script.refusal import (
     find_hint,
     is_usage_error,
 )
-from scalelab.worker.script.samples import SampleFile
 from scalelab.worker.script.session import MakeObserver, ScriptEnded, ScriptSession
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

@@ -23,6 +23,7 @@ from scalelab.worker.loop import RawStep, SavedState, make_sample
 from scalelab.worker.script.boundary import (
     FullestStep,
     QuickStep,
+    SampleSink,
     StepFacts,
     choose_synchronize,
     sum_losses,
@@ -42,7 +43,6 @@ from scalelab.worker.script.instrumented import (
 )
 from scalelab.worker.script.observers import CannotObserve, Observer
 from scalelab.worker.script.passes import is_any_compiled
-from scalelab.worker.script.samples import SampleSink
 from scalelab.worker.script.watch import TrainingWatch
 from scalelab.worker.strategies.apply import looks_for_unused
 

@@ -27,9 +27,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from scalelab.worker.batches.stream import find_samples
 from scalelab.worker.script.backward import BackwardPasses
-from scalelab.worker.script.boundary import QuickStep, QuickSteps, StepFacts, StepRule, wait_for_nothing
+from scalelab.worker.script.boundary import QuickStep, QuickSteps, StepFacts, StepRule, replaced, wait_for_nothing
 from scalelab.worker.script.passes import TrainedModules, hide_from_compiler, hook_before
-from scalelab.worker.script.patches import replaced
 from scalelab.worker.step import wait
 
 SAVERS = {"torch.distributed.checkpoint.state_dict_saver": "_save_state_dict", "safetensors.torch": "serialize_file"}
