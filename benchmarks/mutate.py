@@ -25,7 +25,6 @@ import gc
 import json
 import os
 import random
-import re
 import resource
 import signal
 import sys
@@ -68,31 +67,35 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not ranks")
 
 def list_tests(paths: list[Path]) -> list[str]:
     """The quick tests that import one of some modules."""
-    found = list_users({f"{name_module(path)} import" for path in paths})
+    found = list_users({name_module(path) for path in paths})
     return [str(file) for file in found if not file.relative_to(ROOT / "tests").parts[0].startswith(SLOW_FOLDERS)]
 
 
 def list_wider_tests(path: Path) -> list[str]:
     """The tests that import what imports the module, and slow ones that import it."""
-    name = f"{name_module(path)} import"
-    users = {name, *(f"{name_module(file)} import" for file, text in read_all(SOURCE).items() if name in text)}
+    name = name_module(path)
+    users = {name, *(name_module(file) for file in SOURCE.rglob("*.py") if name in list_imports(file))}
     sooner = {*list_tests([path])}
     return [str(file) for file in list_users(users) if str(file) not in sooner]
 
 
-def list_users(names: set[str]) -> list[Path]:
-    """Test files that have one of some words, the most specific first: those that import the fewest modules of ours."""
-    files = [file for file, text in read_all(ROOT / "tests").items() if any_of(names, text) and "test_" in file.name]
-    return sorted(files, key=lambda file: len(re.findall(r"from scalelab\S* import", read_all(ROOT / "tests")[file])))
+def list_users(modules: set[str]) -> list[Path]:
+    """Test files that import one of some modules, the most specific first: those that import the fewest of ours."""
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not modules.isdisjoint(list_imports(file))]
+    return sorted(files, key=lambda file: sum(one.startswith("scalelab") for one in list_imports(file)))
 
 
 @functools.cache
-def read_all(directory: Path) -> dict[Path, str]:
-    return {path: path.read_text() for path in sorted(directory.rglob("*.py"))}
-
-
-def any_of(words: set[str], text: str) -> bool:
-    return any(word in text for word in words)
+def list_imports(file: Path) -> frozenset[str]:
+    """The names that a file imports, and those that its helpers among the tests do: some import a module only there."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    helpers = (ROOT / f"{name.replace('.', '/')}.py" for name in found if name.startswith("tests."))
+    return frozenset(found).union(*(list_imports(helper) for helper in helpers if helper.exists()))
 
 
 def run_child(work: Callable[[], int], seconds: int, waiting_seconds: float = WAITING_SECONDS) -> bool:
