@@ -309,5 +309,44 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "if miss(high) > 0:",
         "Gt -> GtE",
     ): "differs only where a step takes to the last bit what a device of 1e18 operations a second needs",
+    (
+        "quantize/eager_kernels.py",
+        "packed: torch.Tensor = torch.ops.onednn.qconv_prepack(weight, multiplier, 1.0, zero_point, *window,"
+        " [batch, *shape])",
+        "1.0 -> 2.0",
+    ): "packing reads the zero point of the images, not their scale, which is an argument of the convolution",
+    (
+        "quantize/eager_kernels.py",
+        "packed = pack_weight(ones, multiplier, sources[1].zero_point, window, (*shape, 1, 1) if is_flat else shape)",
+        "1 -> 2",
+    ): "weights packed for another size of images are packed again by the kernel, which takes longer",
+    (
+        "quantize/lab/chain.py",
+        "weight = (one.weight.to(torch.int16) + ZERO).to(torch.uint8)",
+        "Add -> Sub",
+    ): "in one byte, adding 128 is subtracting 128",
+    (
+        "quantize/diagnosis.py",
+        "return int(((logits == logits.amax(dim=1, keepdim=True)).sum(dim=1) > 1).sum())",
+        "1 -> 1.5",
+    ): "counts are compared",
+    **{
+        (
+            "trace/files/pieces.py",
+            "for reach in (PIECE_BYTES // 128, PIECE_BYTES // 8):",
+            edit,
+        ): "the last breaks are taken, however far back they are looked for: a wider look takes longer"
+        for edit in ("FloorDiv -> Mult", "128 -> 129", "8 -> 9")
+    },
+    (
+        "trace/operators.py",
+        "if step.start <= window.end and step.end > window.start:",
+        "And -> Or",
+    ): "of a step outside the window nothing is added, which takes longer",
+    (
+        "trace/attribution.py",
+        'operator = _pick(operators.records["name"], operators.find(calls), -1)',
+        "1 -> 1.5",
+    ): "becomes an integer, which is -1",
 }
 """Further equivalent mutants: (module, its line, the edit) -> why no test can notice."""

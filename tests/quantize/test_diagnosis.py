@@ -107,6 +107,28 @@ def test_layers_that_round_are_reported_and_those_that_pass_on_are_not(lenet: nn
     assert sum(layer.multiply_adds for layer in found.layers) == 651_720
 
 
+def test_the_input_alone_in_int8_is_the_network_on_rounded_images(lenet: nn.Module) -> None:
+    network, quantized = quantize(lenet)
+    images = draw_images(20, seed=1)
+    grid = quantized.layers[0].output
+    low, high = -grid.zero_point * grid.scale, (255 - grid.zero_point) * grid.scale
+    rounded = torch.fake_quantize_per_tensor_affine(images, grid.scale, grid.zero_point, 0, 255)
+    outside = int(((images < low - grid.scale / 2) | (images > high + grid.scale / 2)).sum())
+    with torch.no_grad():
+        logits, found = lenet(images), diagnose(network, quantized, images, lenet(images).argmax(1)).layers[0]
+        alone = lenet(rounded)
+    assert outside > 0
+    assert found.clipped_share == outside / images.numel()
+    assert found.sqnr == found.sqnr_alone == pytest.approx(compute_decibels(images, rounded), rel=1e-6)
+    assert found.output_sqnr == pytest.approx(compute_decibels(logits, alone), rel=1e-4)
+    assert found.correct_only == int((alone.argmax(1) == logits.argmax(1)).sum())
+
+
+def compute_decibels(exact: torch.Tensor, rounded: torch.Tensor) -> float:
+    exact, rounded = exact.double(), rounded.double()
+    return 10 * float(torch.log10(exact.square().sum() / (rounded - exact).square().sum()))
+
+
 def test_without_classes_there_are_ratios_and_no_counts(lenet: nn.Module) -> None:
     found = diagnose(*quantize(lenet), draw_images(8), None)
     assert found.correct_float is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize import pipeline as module
+from scalelab.quantize.capture import capture_network
 from scalelab.quantize.held_out import HeldOut
-from scalelab.quantize.pipeline import Pipeline, Task
+from scalelab.quantize.pipeline import Pipeline, Task, check_logits
 from scalelab.quantize.sessions import one_thread
 from scalelab.records.quantized import Quantized
 from scalelab.records.tasks import Quantization
@@ -162,6 +164,14 @@ def test_results_that_are_no_class_scores_are_refused(tmp_path: Path) -> None:
     task = replace(make_task(tmp_path), model=model)
     with pytest.raises(UsageError, match="one row of class scores per sample"):
         run(task)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2])
+def test_two_classes_are_enough_and_one_is_not(num_classes: int) -> None:
+    images = torch.randn(2, 3, 4, 4)
+    network = capture_network(nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes)).eval(), images)
+    with nullcontext() if num_classes == 2 else pytest.raises(UsageError, match=r"returns shape \(2, 1\)"):
+        check_logits(network, images)
 
 
 def test_an_unsupported_module_is_named_with_its_path(tmp_path: Path) -> None:

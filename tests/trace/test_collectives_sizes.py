@@ -87,6 +87,38 @@ def test_operators_say_the_size_by_their_shapes(
     assert read_operator_message(REQUESTS[operator], shapes(dims, types)).count_bytes(group_size) == expected
 
 
+WHOLE, PIECE, WHOLES, PIECES = [64], [16], [[16]] * 4, [[[16]] * 4]
+
+
+@pytest.mark.parametrize(
+    ("operator", "dims"),
+    [
+        ("allreduce_", [[WHOLE]]),
+        ("allreduce_coalesced_", [[WHOLE]]),
+        ("allgather_", [PIECES, [PIECE]]),
+        ("allgather_coalesced_", [PIECES, [PIECE]]),
+        ("_allgather_base_", [WHOLE, PIECE]),
+        ("allgather_into_tensor_coalesced_", [[WHOLE], [PIECE]]),
+        ("reduce_scatter_", [[PIECE], PIECES]),
+        ("_reduce_scatter_base_", [PIECE, WHOLE]),
+        ("reduce_scatter_tensor_coalesced_", [[PIECE], [WHOLE]]),
+        ("broadcast_", [[WHOLE]]),
+        ("reduce_", [[WHOLE]]),
+        ("gather_", [PIECES, [PIECE]]),
+        ("scatter_", [[PIECE], PIECES]),
+        ("alltoall_", [[[7]] * 4, WHOLES]),
+        ("alltoall_base_", [[28], WHOLE]),
+        ("send", [[WHOLE]]),
+        ("recv_", [[WHOLE]]),
+        ("recv_any_source_", [[WHOLE]]),
+    ],
+)
+def test_each_operator_of_torch_has_its_message_among_its_tensors(operator: str, dims: list[Any]) -> None:
+    """As the schemas of `torch.ops.c10d` order them: outputs before inputs."""
+    args = shapes(dims, ["float"] * len(dims))
+    assert read_operator_message(REQUESTS[operator], args).count_bytes(4) == 256
+
+
 def test_a_list_of_tensors_has_their_elements_together_and_no_type() -> None:
     found = read_operator_message(REQUESTS["allreduce_"], shapes([[[16], [2, 3], []]], ["TensorList"]))
     assert found == MessageSize(16 + 6 + 1, None, False)

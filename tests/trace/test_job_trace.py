@@ -90,6 +90,9 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     (doubt,) = job.doubts
     assert doubt.kind == "missing-ranks"
     assert "rank 1, 3 of 4" in doubt.message
+    for size, listed in ((10, "1, 3, 4, 5, 6, 7, 8, 9"), (11, "1, 3, 4, 5, 6, 7, 8, 9 …")):
+        job = read_ranks([write_trace(tmp_path / f"{rank}.json", rank, size) for rank in (0, 2)])
+        assert f"rank {listed} of {size}:" in job.doubts[0].message
 
 
 def test_a_header_may_claim_any_number_of_ranks(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_what_was_launched_before_the_recording_is_in_no_step(tmp_path: Path) ->
     assert (job.ranks[0].tables.unlinked_share, job.doubts) == (0.0, ())
 
 
+def test_a_launch_without_a_number_launched_no_kernel_without_one(tmp_path: Path) -> None:
+    builder = lag().launch("cudaLaunchKernel", 150, 5, 0).kernel("from elsewhere", 9000, 500, correlation=0)
+    trace = read_rank(builder.write(tmp_path / "t.json"))
+    assert [parts.span_ns for parts in trace.breakdown.by_step.values()] == [800_000] * 3
+    assert trace.tables.unlinked_share == 0.1
+
+
 def test_steps_without_launches_say_what_they_rest_on(tmp_path: Path) -> None:
     builder = lag()
     builder.events = [event for event in builder.events if event["cat"] != "cuda_runtime"]

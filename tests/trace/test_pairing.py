@@ -84,6 +84,40 @@ def test_where_several_are_as_close_only_equal_numbers_are_paired() -> None:
     assert finer == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_broadcasts_are_paired_by_order_between_all_reduces() -> None:
+    """Ranks need not leave a broadcast together, so only lists that are equal between two all-reduces are paired."""
+    kinds = list("brbbrbrbbrbrb")
+    times = np.cumsum(RNG(5).normal(3e6, 5e5, len(kinds)))
+    lacking = [0, 1, 7]  # what stands before the second all-reduce and one of two broadcasts between two others
+    places = [np.arange(len(kinds)), np.delete(np.arange(len(kinds)), lacking)]
+    left, right = (
+        Ends(
+            keys=[kinds[place] for place in chosen],
+            steps=[None] * len(chosen),
+            ends=(times[chosen] + late * np.array([kinds[place] == "b" for place in chosen])).astype(np.int64),
+            is_together=np.array([kinds[place] == "r" for place in chosen]),
+        )
+        for chosen, late in zip(places, (0, 1e6), strict=True)
+    )
+    found = [(int(places[0][i]), int(places[1][j])) for i, j in pair_ends(left, right).pairs]
+    assert found == [(place, place) for place in range(2, len(kinds)) if place not in (7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("gap_ns", "late_ns", "is_kept"),
+    [(300_000, 59_000, True), (300_000, 61_000, False), (3_000_000, 290_000, True), (3_000_000, 310_000, False)],
+)
+def test_an_end_may_be_three_tolerances_or_a_tenth_of_the_gap_late(gap_ns: int, late_ns: int, is_kept: bool) -> None:
+    gaps = gap_ns * RNG(7).uniform(1.5, 2.5, 30)
+    gaps[12], gaps[13] = gap_ns, 5 * gap_ns  # how late it is makes the first longer, so that it is not the shorter one
+    ends = np.cumsum(gaps)
+    ends[12:] -= late_ns
+    late = ends.copy()
+    late[12] += late_ns
+    found = pair_ends(make_ends(np.arange(30), ends), make_ends(np.arange(30), late))
+    assert found.pairs.tolist() == [[place, place] for place in range(30) if is_kept or place != 12]
+
+
 def test_threads_that_end_late_keep_their_order() -> None:
     ends = 1e6 * np.arange(12)
     left = make_ends(np.arange(12), ends)

@@ -93,11 +93,16 @@ def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
 
 
 def test_the_job_without_its_slow_rank_is_replayed_exactly(tmp_path: Path) -> None:
-    (one,) = inspect(tmp_path, {5: 1.5}, noise=0.0).stragglers
+    fleet = inspect(tmp_path, {5: 1.5}, noise=0.0)
+    (one,) = fleet.stragglers
     # The first own time lies before the recording: 7 own times and 8 transfers remain, of which 7 are longer.
     measured, without = 7 * 1.5 * OWN_US + 8 * TRANSFER_US, 7 * OWN_US + 8 * TRANSFER_US
     origin = 0.5 * OWN_US  # the first to arrive was there so much earlier
-    assert one.saved == pytest.approx(1 - (without + origin) / (measured + origin), abs=0.002)
+    assert fleet.span_ns == 1000 * (measured + origin)
+    assert one.saved == fleet.saved_if_equal == pytest.approx(1 - (without + origin) / (measured + origin))
+    usual, slow = fleet.alike
+    assert (usual.own_ns, slow.own_ns) == (7 * 1000 * OWN_US / STEPS, 7 * 1500 * OWN_US / STEPS)
+    assert (usual.waiting_ns, slow.waiting_ns) == (7 * 500 * OWN_US / STEPS, 0)
 
 
 def test_a_stage_is_named_where_all_of_it_is_slow(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_it_holds_every_event_on_one_clock(tmp_path: Path) -> None:
     _, packed = read_packed(write_job(tmp_path / "job"))
     found = list(list_events(packed))
     assert min(start for *_, start, _ in found) == 0
+    assert (packed.about["numEvents"], packed.about["numDropped"]) == (len(found), 0)
     ends = {rank: [s + d for r, _, name, s, d in found if r == rank and "ncclDev" in name] for rank in (0, 1)}
     assert ends[0] == ends[1]  # their clocks differ by a second in the files
     lengths = {rank: [d for r, _, name, _, d in found if r == rank and name == "gemm"] for rank in (0, 1)}

@@ -320,12 +320,16 @@ def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator
     # The header may claim any number of ranks: only as many are looked for as are named.
     missing = list(islice((rank for rank in range(sizes[0]) if rank not in known), 9))
     if missing and len(traces) < sizes[0]:
-        listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         yield TraceDoubt(
             kind="missing-ranks",
-            message=f"no trace of rank {listed} of {sizes[0]}: transfer is the shortest time of the others",
+            message=f"no trace of rank {_shorten(missing)} of {sizes[0]}: transfer is the shortest time of the others",
             next_step="record every rank and give all files",
         )
+
+
+def _shorten(ranks: Sequence[int]) -> str:
+    """The first 8 ranks."""
+    return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
 
 
 def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
@@ -345,11 +349,10 @@ def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
         )
     if matching.uncertain:
         ranks = sorted({rank for pair in matching.uncertain for rank in pair[1:]})
-        listed = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
         yield TraceDoubt(
             kind="uncertain-pairing",
-            message=f"collectives of rank {listed} could be paired with those of rank {matching.uncertain[0][0]} in"
-            " another way as well: who waits for whom is uncertain",
+            message=f"collectives of rank {_shorten(ranks)} could be paired with those of rank"
+            f" {matching.uncertain[0][0]} in another way as well: who waits for whom is uncertain",
             next_step="record all ranks over the same steps, so that no collective is missing",
         )
     if any(clock.num_collectives == 1 for clock in matching.clocks.values()):
