@@ -17,9 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import DamagedRun, NotWritable, StorageFull
+from scalelab.records import files
 from scalelab.records.files import (
     MOST_BYTES,
     load_json,
+    open_stored,
+    pack_runs,
     read_json,
     read_stored,
     storage_errors,
@@ -221,6 +224,21 @@ def test_a_file_that_no_run_could_have_is_not_read(tmp_path: Path) -> None:
         file.truncate(MOST_BYTES + 1)  # a hole: it takes no space
     with pytest.raises(OSError, match="it has 1073741825 bytes"):
         read_stored(path)
+    os.truncate(path, MOST_BYTES)
+    with open_stored(path) as found:
+        assert os.fstat(found.fileno()).st_size == MOST_BYTES
+
+
+def test_of_a_run_with_too_many_trials_only_the_plan_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    for number in range(3):
+        trial = tmp_path / "trials" / str(number)
+        trial.mkdir(parents=True)
+        (trial / "trial.json").write_text("{}")
+    monkeypatch.setattr(files, "MOST_ARCHIVED_FILES", 4)
+    assert (pack_runs([tmp_path]).num_files, pack_runs([tmp_path]).left_out) == (4, ())
+    monkeypatch.setattr(files, "MOST_ARCHIVED_FILES", 3)
+    assert pack_runs([tmp_path]).left_out == ("the files of 3 trials",)
 
 
 def test_deep_nesting_is_a_value_error(tmp_path: Path) -> None:

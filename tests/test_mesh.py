@@ -9,8 +9,8 @@ import pytest
 from scalelab.errors import UsageError
 from scalelab.records.refusals import check_strategy
 from scalelab.records.settings import Spreading, StepShape
-from scalelab.records.strategies import arrange_ranks, choose_of_mesh
-from scalelab.records.strategy import Mesh, PipelineTimes, list_meshes, parse_mesh
+from scalelab.records.strategies import arrange_ranks, choose_of_mesh, choose_strategy, find_strategy
+from scalelab.records.strategy import Mesh, PipelineTimes, list_meshes, list_stages, parse_mesh
 from tests.worker.trials import make_trial
 
 
@@ -110,3 +110,35 @@ def test_the_bubble_of_theory_shrinks_with_micro_batches_and_stages_per_rank() -
     assert (watch(1).bubble, watch(3).bubble) == (0.5, 0.25)
     assert watch(3, 2).bubble == pytest.approx(1 / 7)
     assert watch(1).idle_shares == (0.25, 0.5)
+    assert watch(1, 2).bubble == pytest.approx(1 / 3)
+    empty = PipelineTimes(schedule_seconds=(0.0, 1.0), busy_seconds=(0.0, 2.0), num_ranks=2, num_micro_batches=1)
+    assert empty.idle_shares == (0.0,), "a schedule that took no time has no share, one shorter than its work idles not"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [
+        ("gpipe", [[0], [1], [2]]),
+        ("1f1b", [[0], [1], [2]]),
+        ("interleaved", [[0, 3], [1, 4], [2, 5]]),
+        ("zero-bubble", [[0, 3], [1, 4], [2, 5]]),
+        ("zbv", [[0, 5], [1, 4], [2, 3]]),
+    ],
+)
+def test_the_stages_of_a_rank_are_every_so_many_or_a_v(schedule: str, stages: list[list[int]]) -> None:
+    assert [list_stages(schedule, place, 3) for place in range(3)] == stages
+
+
+def test_a_strategy_that_is_not_named_is_the_plain_loop_on_one_rank_and_ddp_on_more() -> None:
+    assert [choose_strategy(None, num_ranks) for num_ranks in (1, 2)] == ["single", "ddp"]
+    assert [choose_strategy("zero1", num_ranks) for num_ranks in (1, 2)] == ["zero1", "zero1"]
+    assert [find_strategy("fsdp-full", num_ranks).name for num_ranks in (1, 2)] == ["fsdp-none", "fsdp-full"]
+
+
+def test_only_what_a_strategy_shards_is_cut_into_as_many_pieces_as_ranks() -> None:
+    zero1, plain = find_strategy("zero1"), find_strategy("single")
+    assert [zero1.count_shards(part, 4) for part in ("parameters", "gradients", "optimizer")] == [1, 1, 4]
+    assert (plain.count_ranks(4), zero1.count_ranks(4)) == (1, 4)
+    assert (plain.name_on(4), zero1.name_on(4)) == ("single", "zero1 × 4")
+    assert zero1.does_send("parameters", "optimizer")
+    assert not zero1.does_send("parameters", "backward")

@@ -99,6 +99,13 @@ def test_a_file_that_says_nothing_is_no_neighbour(registry: Path, tmp_path: Path
         assert len(list(registry.iterdir())) == 1
 
 
+def test_a_registry_that_was_emptied_meanwhile_ends_no_run(registry: Path, tmp_path: Path) -> None:
+    with Occupation(tmp_path).hold():
+        (file,) = registry.iterdir()
+        file.unlink()
+    assert list(registry.iterdir()) == []
+
+
 def test_a_run_says_once_that_another_was_beside_it_and_its_answer_warns(
     neighbour: subprocess.Popen[str], tmp_path: Path
 ) -> None:

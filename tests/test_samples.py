@@ -191,6 +191,10 @@ def test_batches_of_a_stored_set_come_back_as_they_were_and_a_cut_line_is_droppe
     lines = [Fetch(rank, "shuffled", "batch", "warm", 1, 2, 32, 0.1, 1 / 3, 1e-7) for rank in (0, 1)]
     text = render_raw("fetches", lines)
     assert parse_fetches(text) == lines
+    alone = lines[0]._replace(num_samples=1)
+    assert parse_fetches(render_raw("fetches", [alone])) == [alone]
+    with pytest.raises(ValueError, match="a batch has no time"):
+        parse_fetches(render_raw("fetches", [alone._replace(num_samples=0)]))
     file = tmp_path / "rank0.fetches.csv"
     file.write_text(text[:-4])
     assert read_partial_fetches(file) == lines[:1]

@@ -6,15 +6,27 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import inspect
 
 from scalelab.errors import DamagedRun
-from scalelab.records.files import SCHEMA_VERSION, TRIAL_FILE, read_trial, upgrade_result, upgrade_trial, write_trial
+from scalelab.records.environment import Environment
+from scalelab.records.files import (
+    SCHEMA_VERSION,
+    TRIAL_FILE,
+    load_json,
+    read_trial,
+    upgrade_result,
+    upgrade_trial,
+    write_trial,
+)
 from scalelab.records.tasks import Exchange, Forecast, Measure, Quantize, Read, Train
 from scalelab.records.trial import Cause, Trial, TrialResult, from_builtins, to_builtins
 from tests.records import make_record
 
 SCHEMAS = Path(__file__).parent / "schemas"
+RECORDS = (inspect.DataclassType, inspect.StructType, inspect.NamedTupleType)
 KINDS = {
     "measure": Measure,
     "stored": Measure,
@@ -97,6 +109,34 @@ def test_a_task_that_is_none_is_damage_with_the_file(task: dict[str, object], tm
     (tmp_path / TRIAL_FILE).write_text(json.dumps(data | {"task": task}))
     with pytest.raises(DamagedRun, match=r"trial\.json is damaged: .*task"):
         read_trial(tmp_path)
+
+
+def test_a_field_that_a_file_lacks_means_what_it_always_did() -> None:
+    """Optional fields of everything that is stored; one that is new is added to `defaults.json`."""
+    assert list_defaults(TrialResult) | list_defaults(Environment) == load_json(SCHEMAS / "defaults.json")
+
+
+def list_defaults(kind: type) -> dict[str, dict[str, object]]:
+    """The defaults of a record and of all records in it, by class."""
+    found: dict[str, dict[str, object]] = {}
+    left: list[inspect.Type] = [inspect.type_info(kind)]
+    while left:
+        one = left.pop()
+        for name in ("types", "item_types"):
+            left += getattr(one, name, ())
+        for name in ("item_type", "key_type", "value_type"):
+            left += [getattr(one, name)] if hasattr(one, name) else []
+        if isinstance(one, RECORDS) and one.cls.__name__ not in found:
+            left += [field.type for field in one.fields]
+            found[one.cls.__name__] = {
+                field.encode_name: read_default(field) for field in one.fields if not field.required
+            }
+    return json.loads(json.dumps({name: fields for name, fields in found.items() if fields}))
+
+
+def read_default(field: inspect.Field) -> object:
+    has_factory = field.default_factory is not msgspec.NODEFAULT
+    return to_builtins(field.default_factory() if has_factory else field.default)
 
 
 def test_today_s_trial_is_not_upgraded() -> None:
