@@ -77,6 +77,98 @@ def find(builders: list[TraceBuilder], directory: Path) -> CriticalStep:
     return found
 
 
+COMPUTE, HOST, LAUNCH, OTHER = StepPiece.COMPUTE, StepPiece.HOST, StepPiece.LAUNCH, StepPiece.OTHER
+
+
+def list_path(builder: TraceBuilder, directory: Path) -> list[tuple[StepPiece, str, float]]:
+    """The critical path from its begin, in microseconds."""
+    return [(one.piece, one.name, one.nanoseconds / 1000) for one in reversed(find([builder], directory).path)]
+
+
+def launch(builder: TraceBuilder, name: str, called: int, start: int, length: int, stream: int = 7) -> TraceBuilder:
+    """A kernel and the call that launches it."""
+    number = len(builder.events) + 1
+    builder.launch("cudaLaunchKernel", called, 2, number)
+    return builder.kernel(name, start, length, stream=stream, correlation=number)
+
+
+@pytest.mark.parametrize(("start", "waits"), [(1030, True), (1031, False)])
+def test_a_kernel_within_20_us_of_the_end_of_one_on_another_stream_waited_for_it(
+    tmp_path: Path, start: int, waits: bool
+) -> None:
+    builder = launch(TraceBuilder(num_ranks=1), "first", 0, 10, 1000)
+    launch(builder, "second", 15, start, 50, stream=8)
+    before = [(LAUNCH, "", 10), (COMPUTE, "first", 1000)] if waits else [(HOST, "", 15), (LAUNCH, "", 10)]
+    assert list_path(builder, tmp_path) == [*before, (OTHER, "", 20 if waits else start - 25), (COMPUTE, "second", 50)]
+
+
+def test_a_kernel_that_follows_its_launch_at_once_did_not_wait_for_another_stream(tmp_path: Path) -> None:
+    builder = launch(TraceBuilder(num_ranks=1), "first", 0, 10, 1000)
+    builder.launch("cudaEventRecord", 905, 2, 99)  # without it, the host would seem to poll
+    launch(builder, "second", 1005, 1015, 50, stream=8)
+    path = [(HOST, "", 905), (HOST, "", 100), (LAUNCH, "", 10), (COMPUTE, "second", 50)]
+    assert list_path(builder, tmp_path) == path
+
+
+@pytest.mark.parametrize(("start", "is_ahead"), [(100, False), (101, True)])
+def test_a_host_is_ahead_if_the_first_kernel_begins_100_us_after_its_launch(
+    tmp_path: Path, start: int, is_ahead: bool
+) -> None:
+    builder = launch(launch(TraceBuilder(num_ranks=1), "one", 0, start, 50), "two", 5, start + 50, 50)
+    kernels = [(COMPUTE, "one", 50), (COMPUTE, "two", 50)]
+    assert list_path(builder, tmp_path) == (kernels if is_ahead else [(LAUNCH, "", 100), *kernels])
+
+
+@pytest.mark.parametrize(("called", "polls"), [(449, False), (450, True), (520, True), (521, False)])
+def test_a_host_polls_from_the_last_tenth_of_a_kernel_to_20_us_after_it(
+    tmp_path: Path, called: int, polls: bool
+) -> None:
+    builder = launch(TraceBuilder(num_ranks=1), "one", 0, 0, 500)
+    launch(builder, "two", called, called + 30, 50, stream=8)
+    path = list_path(builder, tmp_path)
+    assert ((HOST, "", called) in path) is not polls
+    assert sum(time for *_, time in path) == called + 80
+
+
+def test_a_host_whose_pause_is_no_longer_than_100_us_does_not_poll(tmp_path: Path) -> None:
+    for called, polls in ((102, False), (103, True)):  # the first call returned at 2
+        builder = launch(launch(TraceBuilder(num_ranks=1), "one", 0, 1, called - 1), "two", called, called + 30, 50)
+        assert ((COMPUTE, "one", called - 1) in list_path(builder, tmp_path)) is polls
+
+
+@pytest.mark.parametrize(("length", "is_slow"), [(100, False), (101, True)])
+def test_a_launch_of_over_100_us_whose_kernel_begins_after_it_is_time_of_the_host(
+    tmp_path: Path, length: int, is_slow: bool
+) -> None:
+    builder = launch(TraceBuilder(num_ranks=1), "one", 0, 10, 20)
+    builder.launch("cudaLaunchKernel", 50, length, 9).kernel("two", 160, 20, correlation=9)
+    host = 50 + length if is_slow else 50
+    assert list_path(builder, tmp_path) == [
+        (HOST, "", host),
+        (LAUNCH, "", 9 if is_slow else 10),
+        *([] if is_slow else [(OTHER, "", 100)]),
+        (COMPUTE, "two", 20),
+    ]
+
+
+def test_the_usual_latency_is_that_of_the_quickest_twentieth(tmp_path: Path) -> None:
+    """Of 41 launches, the third: two are quicker."""
+    builder = TraceBuilder(num_ranks=1)
+    for number in range(41):
+        launch(builder, "gemm", 100 * number, 100 * number + (5, 6, 9)[min(number, 2)], 3)
+    assert list_path(builder, tmp_path)[-2:] == [(LAUNCH, "", 9), (COMPUTE, "gemm", 3)]
+    launch(builder, "late", 4100, 4150, 3)
+    assert list_path(builder, tmp_path)[-3:] == [(LAUNCH, "", 9), (OTHER, "", 41), (COMPUTE, "late", 3)]
+
+
+def test_a_host_that_synchronizes_waits_for_the_last_kernel_that_ended_before_it_returned(tmp_path: Path) -> None:
+    builder = launch(launch(TraceBuilder(num_ranks=1), "one", 0, 10, 500), "two", 5, 15, 300, stream=8)
+    builder.launch("cudaDeviceSynchronize", 20, 500, 77)
+    launch(builder, "three", 530, 540, 100)
+    path = [(LAUNCH, "", 10), (COMPUTE, "one", 500), (HOST, "", 10), (HOST, "", 10), (LAUNCH, "", 10)]
+    assert list_path(builder, tmp_path) == [*path, (COMPUTE, "three", 100)]
+
+
 def test_a_busy_device_is_decided_by_its_kernels(tmp_path: Path) -> None:
     builder = TraceBuilder(num_ranks=1)
     for number in range(4):
@@ -84,8 +176,11 @@ def test_a_busy_device_is_decided_by_its_kernels(tmp_path: Path) -> None:
         builder.kernel("gemm", 100 + 500 * number, 500, correlation=number + 1)
     found = find([builder], tmp_path)
     assert found.span_ns == 2_100_000
-    assert found.sum_by_piece()[StepPiece.COMPUTE] == (4, 2_000_000)
-    assert {one.change: one.span_ns for one in found.what_ifs}["gemm took no time"] < 200_000
+    assert found.sum_by_piece() == {StepPiece.COMPUTE: (4, 2_000_000), StepPiece.LAUNCH: (1, 100_000)}
+    assert {one.change: one.span_ns for one in found.what_ifs} == {
+        "the host launched in no time": 2_000_000,
+        "gemm took no time": 130_000,
+    }
 
 
 @pytest.mark.parametrize("overlap", [0.021, 0.9, 30])
