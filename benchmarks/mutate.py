@@ -1,10 +1,10 @@
 """Tests that can fail: the share of small, wrong edits of pure modules that some test notices.
 
 A mutant is one edit of one syntax node: a changed operator, comparison, number, sign or condition. It is never written.
-The tests that name a module of a package are collected once and run without an edit, the most specific files first and
-for a third of the time at most: this says what each costs and which functions with mutants it calls. Then every mutant
-gets a fork of that process: the edited function takes the place of the sound one, the tests that call it run from the
-quickest on, and the first failure ends it.
+The tests that import a module of a package are collected once. First the files named after the modules run without an
+edit, which says what each test costs and which functions with mutants it calls. Then every mutant gets a fork of that
+process: the edited function takes the place of the sound one, the tests that call it run from the quickest on, and the
+first failure ends it. What they pass gets the same from the other files, the most specific first.
 
 What no fork can edit (constants of a module, defaults) and what all those tests passed is judged once more by processes
 that import the edited module from the start, a few test files each: first those that name it, then those that name a
@@ -56,8 +56,9 @@ SLOW_FOLDERS = ("worker", "recipes", "cli", "test_docs")
 BAR = 0.92
 TEST_SECONDS = 60
 """Of processor time, so that other work on the machine makes no test seem to hang."""
-MEASURING_SHARE, FORKS_SHARE = 0.35, 0.75
-"""Of the time of a package: until all tests or this much has run without an edit, and until forks end."""
+ROUNDS = ((0.2, 0.4), (0.6, 0.75))
+"""Shares of the time of a package, for files named after modules and for the others: until tests have run without an
+edit, and until forks end."""
 NUM_FILES = 5
 """Test files that one process runs with the edited module: the next have to be imported only if these pass."""
 WAITING_SECONDS = 600
@@ -172,35 +173,47 @@ class Forked(Quick):
                 self._caches.append(one)
         gc.freeze()
         items = sorted(session.items, key=lambda item: self._files.index(str(item.path)))
-        costs = self._measure(items)
-        for number, mutant in enumerate(self._mutants):
-            if read_clock() > self._seconds * FORKS_SHARE:
+        named = tuple({f"test_{mutant.path.stem}" for mutant in self._mutants})
+        left = set(range(len(self._mutants)))
+        for is_named, shares in zip((True, False), ROUNDS, strict=True):
+            chosen = [item for item in items if item.path.name.startswith(named) is is_named]
+            left -= self._judge(chosen, left, *(share * self._seconds for share in shares))
+        return True
+
+    def _judge(self, items: list[Any], numbers: set[int], measured: float, judged: float) -> set[int]:
+        """The mutants that these tests kill, in the time; those of the others that they call are noted as survivors."""
+        killed: set[int] = set()
+        mutants = {number: self._mutants[number] for number in sorted(numbers)}
+        costs = self._measure(items, list(mutants.values()), measured) if mutants else {}
+        for number, mutant in mutants.items():
+            if read_clock() > judged:
                 break
             place = f"{mutant.path}:{find_function(mutant)}"
             chosen = sorted((cost, index) for index, (cost, calls) in costs.items() if place in calls)
             if not chosen:
                 continue
             seconds = 10 + int(4 * sum(cost for cost, _ in chosen))
-            work = functools.partial(self._try, mutant, [items[index] for _, index in chosen])
+            is_killed = run_child(functools.partial(self._try, mutant, [items[index] for _, index in chosen]), seconds)
             with (self._place / "verdicts").open("a") as file:
-                file.write(f"{number} {int(run_child(work, seconds))}\n")
-        return True
+                file.write(f"{number} {int(is_killed)}\n")
+            killed |= {number} if is_killed else set()
+        return killed
 
-    def _measure(self, items: list[Any]) -> dict[int, tuple[float, set[str]]]:
+    def _measure(self, items: list[Any], mutants: list[Mutant], until: float) -> dict[int, tuple[float, set[str]]]:
         """What each test costs and which functions it calls, of those that pass, seen in a process of its own."""
         with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-            run_child(lambda: self._trace(items, Path(file.name)), 3600, 3600)
+            run_child(lambda: self._trace(items, mutants, until, Path(file.name)), 3600, 3600)
             return {int(index): (cost, set(calls)) for index, (cost, calls) in json.loads(file.read() or "{}").items()}
 
-    def _trace(self, items: list[Any], file: Path) -> int:
+    def _trace(self, items: list[Any], mutants: list[Mutant], until: float, file: Path) -> int:
         seen: set[str] = set()
         vars(builtins)["mark_call"] = seen.add
-        for path in {mutant.path for mutant in self._mutants}:
-            self._edit(path, mark_calls(path, {find_function(one) for one in self._mutants if one.path == path}))
+        for path in {mutant.path for mutant in mutants}:
+            self._edit(path, mark_calls(path, {find_function(one) for one in mutants if one.path == path}))
         costs: dict[int, tuple[float, list[str]]] = {}
         for index, item in enumerate(items):
             self._has_failed, began, after = False, read_clock(), items[index + 1 : index + 2]
-            if began > self._seconds * MEASURING_SHARE:
+            if began > until:
                 break
             seen.clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after[0] if after else None)
