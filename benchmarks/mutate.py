@@ -112,12 +112,14 @@ def run_child(work: Callable[[], int], seconds: int, waiting_seconds: float = WA
             traceback.print_exc()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + waiting_seconds
-    while time.monotonic() < deadline:
+    looked, waited = time.monotonic(), 0.0
+    while waited < waiting_seconds:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return status != 0
         time.sleep(0.005)
+        before, looked = looked, time.monotonic()
+        waited += min(looked - before, 1.0)  # both may have been stopped meanwhile
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return True
