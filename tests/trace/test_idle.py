@@ -53,8 +53,18 @@ def test_the_most_costly_pairs_come_first_and_name_what_ended_last(tmp_path: Pat
         ("b", "a", 1, 7_000),
         ("a", "b", 2, 5_000),
     ]
+    tied = TraceBuilder()
+    for name, start in zip("abaaaca", (0, 14, 17, 19, 21, 26, 29), strict=True):
+        tied.kernel(name, start, 10 if start == 0 else 1)
+    pairs = count(tied, tmp_path).pairs  # of equal cost, those of the first names come first
+    assert [(pair.before + pair.after, pair.count) for pair in pairs] == [
+        ("ab", 1), ("ac", 1), ("aa", 2), ("ba", 1), ("ca", 1),
+    ]  # fmt: skip
     overlapping = TraceBuilder().kernel("long", 0, 10).kernel("short", 2, 3).kernel("next", 15, 1)
-    (pair,) = count(overlapping, tmp_path).pairs
+    overlapping.kernel("elsewhere", 0, 12, 8)
+    found = count(overlapping, tmp_path)
+    assert [(lane.lane.thread, lane.busy_ns) for lane in found.idle] == [("8", 12_000), ("7", 11_000)]
+    (pair,) = found.pairs
     assert (pair.before, pair.after, pair.total_ns) == ("long", "next", 5_000)
 
 
@@ -165,7 +175,15 @@ def test_queues_are_those_of_a_slow_reference(steps: list[tuple[int, int]], piec
 
 
 @pytest.mark.parametrize(
-    ("gaps", "limit"), [([], 30), ([5, 7], 30), ([1_000_000], 10_000), ([1_000] * 4, pytest.approx(3_000, rel=0.1))]
+    ("gaps", "limit"),
+    [
+        ([], 30),
+        ([5, 7], 30),
+        ([1_000_000], 10_000),
+        ([1_000] * 4, pytest.approx(3_000, rel=0.1)),
+        ([29, 100, 400, 400, 400], 300),
+        ([100, 100, 400, 400, 400, 400], 300),
+    ],
 )
 def test_a_switch_takes_three_times_the_usual_gap_within_bounds(gaps: list[int], limit: int) -> None:
     found = _Gaps()
