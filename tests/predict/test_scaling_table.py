@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scalelab.answers.prediction.table import NODES, describe_table
 from scalelab.errors import UsageError
 from scalelab.predict.extrapolate import extrapolate
 from scalelab.predict.scaling_table import (
@@ -451,3 +452,37 @@ def test_a_plain_value_is_a_time_if_it_falls_and_that_is_said():
 def test_descriptions_have_counts_if_fewer_are_left_without_them():
     assert has_counts(make_rows(device=("1x A100", "2x A100", "4x A100")), "device", "gpus")
     assert not has_counts(make_rows(device=("a", "b", "c")), "device", "gpus")
+
+
+@pytest.mark.parametrize(
+    ("text", "throughput"),
+    [
+        (
+            "GPUs;Time/epoch (min);notes\n1;60;\n2;30;\n4;20;node 1\n8;10;node 1\n",
+            {1: 1 / 60, 2: 1 / 30, 4: 0.05, 8: 0.1},
+        ),
+        (
+            "run_name,gpus,img/s\nexp_1gpu,1,10\nexp_2gpu,2,19\nexp_4gpu_retry,4,36\nexp_4gpu,4,\n",
+            {1: 10, 2: 19, 4: 36},
+        ),
+    ],
+)
+def test_free_text_that_tells_no_two_rows_of_one_size_apart_splits_no_job(write, text, throughput):
+    (found,) = read_table(write(text), Columns())
+    assert found.series.throughput == pytest.approx(throughput)
+
+
+def test_free_text_that_tells_rows_of_one_size_apart_is_another_job(write):
+    found = read_table(write("gpus,img/s,notes\n1,10,fp32\n2,19,fp32\n1,20,fp16\n2,38,fp16\n"), Columns())
+    assert [one.series.label for one in found] == ["fp32", "fp16"]
+
+
+@pytest.mark.parametrize(("header", "word"), [("nodes", "node"), ("gpus", "rank"), ("nodes,gpus_per_node", "rank")])
+def test_a_table_of_nodes_is_answered_in_nodes(write, header, word):
+    cells = [",".join([str(size), "4"][: header.count(",") + 1]) for size in (1, 2)]
+    (found,) = read_table(write(f"{header},seq/s\n{cells[0]},10\n{cells[1]},19\n"), Columns())
+    assert found.series.size_word == word
+    document = describe_table([found], [64], "table.csv", is_forced=False)
+    assert [one.kind for one in document.cautions if one.kind == NODES.name] == [NODES.name] * (word == "node")
+    assert f"on 64 {word}s," in document.summary[0]
+    assert document.tables[0].columns[0].header == f"{word}s"

@@ -85,6 +85,8 @@ class ScalingSeries:
     """Whether the column is of one rank; `throughput` is of all."""
     node_size: int | None = None
     """Ranks of a node, where the table says it."""
+    size_word: str = "rank"
+    """What the table counts: ranks, or whole nodes."""
     work_per_rank: float | None = None
     """Samples that a step of one rank takes, where the table's times are of steps whose batch grows with the ranks."""
 
@@ -177,8 +179,9 @@ def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> li
     values = [columns.value] if columns.value else choose_values(path, rows, ranks_name)
     by = columns.by if columns.by is not None else choose_descriptive(rows, ranks_name, {ranks_name, *values})
     counted = [name for name in by if has_counts(rows, name, ranks_name)]
-    if node_size is None and strip_count(ranks_name) in NODE_NAMES:
-        node_size = 1  # its ranks are nodes
+    size_word = "node" if strip_count(ranks_name) in NODE_NAMES else "rank"
+    if node_size is None and size_word == "node":
+        node_size = 1
     found = []
     for value_name in values:
         groups: dict[tuple[str, ...], list[tuple[int, Row]]] = {}
@@ -193,7 +196,7 @@ def _read_one(path: Path, table: RawTable, columns: Columns, heading: str) -> li
             parts = (heading, describe_job(job, varying), value_name.strip() if len(values) > 1 else "")
             label = ", ".join(part for part in parts if part) or path.stem
             one = _make_series(path, members, label, job, (ranks_name, value_name), columns.is_time)
-            found.append(replace(one, series=replace(one.series, node_size=node_size)))
+            found.append(replace(one, series=replace(one.series, node_size=node_size, size_word=size_word)))
     if not found:
         raise UsageError(f"{path}: no row has both {ranks_name} and {values[0]}: use --value-column NAME")
     return found
@@ -356,8 +359,8 @@ def _find_jumps(series: ScalingSeries) -> Iterator[SeriesDoubt]:
         gain = stretch[before] / stretch[after] - 1
         if gain > MOST_GAIN:
             text = (
-                f"each of {after} ranks is {gain:.0%} faster than each of {before}: these rows differ in more than"
-                " their rank count (batch, precision, code)"
+                f"each of {after} {series.size_word}s is {gain:.0%} faster than each of {before}: these rows differ in"
+                " more than their number (batch, precision, code)"
             )
             yield SeriesDoubt(text, after, gain=gain)
 
@@ -365,7 +368,8 @@ def _find_jumps(series: ScalingSeries) -> Iterator[SeriesDoubt]:
 def _find_excess(series: ScalingSeries, utilization: Mapping[int, float]) -> Iterator[SeriesDoubt]:
     for ranks, share in sorted(utilization.items()):
         if ranks in series.throughput and share > 1:
-            text = f"utilization on {ranks} ranks is {share:.0%} of the peak: the operation count or the peak is wrong"
+            size = f"{ranks} {series.size_word}s"
+            text = f"utilization on {size} is {share:.0%} of the peak: the operation count or the peak is wrong"
             yield SeriesDoubt(text, ranks, utilization=share)
 
 

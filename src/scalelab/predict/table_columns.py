@@ -85,9 +85,10 @@ PER_RANK_PATTERN = re.compile(
 PLAIN_NAMES = ("value", "throughput", "x", "y")
 REMARK = re.compile(
     r"date|note|comment|remark|link|url|\blogs?\b|(^|_)id$|host|commit|seed|trial|\brun\b|index|file|path"
-    r"|node_?list|command|script|checkpoint|source",
+    r"|node_?list|command|script|checkpoint|source|^(run|job|exp(eriment)?)[_ -]?(name)?$",
     re.IGNORECASE,
 )
+"""Free text: another job only where one size was run with several of these."""
 OUTCOME = re.compile(
     r"accura|flop|dice|top-?[15]|iou|loss|bleu|perplex|\bppl|auc|\bm?ap\b|\bf1\b|score|rouge|\br[12l]\b|final|error"
     r"|memory|vram|cost|overhead|accum|speed-?[_ ]?up|scaling|efficien",
@@ -318,14 +319,27 @@ def choose_descriptive(rows: Sequence[Row], ranks_name: str, taken: Iterable[str
             texts.append(name)
         elif is_numeric and JOB_PATTERN.search(name) and not WHOLE_PATTERN.search(name):
             numbers.append(name)
-    if not _repeat_sizes(rows, ranks_name, texts):
-        texts = [name for name in texts if not REMARK.search(name) or len({row[name] for row in rows}) < len(rows) / 2]
-    jobs: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        jobs.setdefault(tuple(leave_out_count(row[name], row[ranks_name]) for name in texts), []).append(row)
+    texts = _leave_out_remarks(rows, ranks_name, texts)
+    jobs = _group_jobs(rows, ranks_name, texts)
     own = [name for name in rows[0] if SPLIT_PATTERN.search(name) and _repeat_ways(jobs.values(), ranks_name, name)]
     own += [name for name in numbers if not all(is_companion(job, ranks_name, name) for job in jobs.values())]
     return tuple(name for name in rows[0] if name in (*texts, *own))
+
+
+def _leave_out_remarks(rows: Sequence[Row], ranks_name: str, texts: Sequence[str]) -> list[str]:
+    """Without free text that would leave no job with two sizes, or that never tells two rows of one size apart."""
+    if not _repeat_sizes(rows, ranks_name, texts):
+        texts = [name for name in texts if not REMARK.search(name) or len({row[name] for row in rows}) < len(rows) / 2]
+    plain = [name for name in texts if not REMARK.search(name)]
+    jobs = _group_jobs(rows, ranks_name, plain).values()
+    return [name for name in texts if name in plain or _repeat_ways(jobs, ranks_name, name)]
+
+
+def _group_jobs(rows: Sequence[Row], ranks_name: str, by: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
+    jobs: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        jobs.setdefault(tuple(leave_out_count(row[name], row[ranks_name]) for name in by), []).append(row)
+    return jobs
 
 
 def _has_own(rows: Sequence[Row], ranks_name: str, name: str) -> bool:
@@ -336,10 +350,7 @@ def _has_own(rows: Sequence[Row], ranks_name: str, name: str) -> bool:
 
 def _repeat_sizes(rows: Sequence[Row], ranks_name: str, by: Sequence[str]) -> bool:
     """Whether some job has two sizes."""
-    sizes: dict[tuple[str, ...], set[str]] = {}
-    for row in rows:
-        sizes.setdefault(tuple(leave_out_count(row[name], row[ranks_name]) for name in by), set()).add(row[ranks_name])
-    return any(len(found) > 1 for found in sizes.values())
+    return any(len({row[ranks_name] for row in job}) > 1 for job in _group_jobs(rows, ranks_name, by).values())
 
 
 def _repeat_ways(jobs: Iterable[Sequence[Row]], ranks_name: str, name: str) -> bool:
@@ -356,19 +367,7 @@ def is_companion(rows: Sequence[Row], ranks_name: str, name: str) -> bool:
         return len({value for _, value in known}) == 1
     if not BATCH_PATTERN.search(name):
         return find_share(rows, ranks_name, name) is not None or len({value for _, value in known}) <= 1
-    return any(len({round(form(*pair), 6) for pair in known}) <= 1 for form in (_stay, _divide, _multiply))
-
-
-def _stay(_: float, value: float) -> float:
-    return value
-
-
-def _divide(ranks: float, value: float) -> float:
-    return value / ranks
-
-
-def _multiply(ranks: float, value: float) -> float:
-    return value * ranks
+    return any(len({round(value * ranks**power, 6) for ranks, value in known}) <= 1 for power in (0, -1, 1))
 
 
 def find_share(rows: Sequence[Row], ranks_name: str, name: str) -> float | None:

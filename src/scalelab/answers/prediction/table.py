@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.answers.prediction.report import BAND, FAR, PREDICTION, PREDICTION_NOTE
+from scalelab.answers.prediction.report import BAND, FAR, PREDICTION
 from scalelab.predict.extrapolate import Extrapolated, extrapolate
 from scalelab.predict.scaling_table import ReadSeries, ScalingSeries, find_doubts
 from scalelab.report.charts.axes import Axis
@@ -24,6 +24,7 @@ IMPOSSIBLE = CautionKind(
 FLAT_TOTAL = CautionKind(
     "flat-throughput", "A throughput that may be per device", "wrong-work", ("ranks", "throughput")
 )
+NODES = CautionKind("nodes-counted", "A table that counts nodes, not ranks", "note", ("largest_nodes",))
 SINGLE_SIZE = CautionKind("single-size", "Jobs with one size cannot be extrapolated", "note", ("num_jobs",))
 
 
@@ -54,6 +55,7 @@ def describe_table(found: Sequence[ReadSeries], ranks: Sequence[int], source: st
         sections.append(Section(heading=series.label, tables=(table,), charts=(draw_sizes(series, sizes),)))
         findings.append(summarise(series, extrapolated))
         cautions += warn_of_distance(series, max(one.ranks for one in extrapolated))
+        cautions += warn_of_nodes(series)
     return Document(
         title="Prediction",
         question="How fast would these jobs run at other rank counts?",
@@ -81,11 +83,21 @@ def warn_of_distance(series: ScalingSeries, largest: int) -> Iterator[Caution]:
     if largest > FAR * known:
         yield EXTRAPOLATED(
             series.label,
-            f"{series.label}: {largest} ranks is more than {FAR} times the {known} of the table: the interval does not"
-            " cover effects that appear only there",
+            f"{series.label}: {largest} {series.size_word}s is more than {FAR} times the {known} of the table: the"
+            " interval does not cover effects that appear only there",
             "add a larger size to the table",
             ranks=largest,
             largest_ranks=known,
+        )
+
+
+def warn_of_nodes(series: ScalingSeries) -> Iterator[Caution]:
+    if series.size_word == "node":
+        yield NODES(
+            series.label,
+            f"{series.label}: the table counts nodes, so --ranks counts nodes too",
+            "to predict by GPU, add a column such as gpus_per_node",
+            largest_nodes=series.ranks[-1],
         )
 
 
@@ -93,8 +105,8 @@ def warn_of_flat_total(series: ScalingSeries) -> Iterator[Caution]:
     if series.looks_per_rank:
         yield FLAT_TOTAL(
             series.label,
-            f"{series.label}: {series.unit} does not grow from {series.ranks[0]} to {series.ranks[-1]} ranks, and was"
-            " read as the total of all: it looks like a value of one device",
+            f"{series.label}: {series.unit} does not grow from {series.ranks[0]} to {series.ranks[-1]}"
+            f" {series.size_word}s, and was read as the total of all: it looks like a value of one device",
             "if it is, mark it in the header: 'samples/s per GPU'",
             ranks=series.ranks[-1],
             throughput=series.throughput[series.ranks[-1]],
@@ -117,14 +129,14 @@ def make_sizes_table(one: ReadSeries, sizes: Sequence[Size], weights: Mapping[st
     laws = ", ".join(f"{name} {format_share(weight)}" for name, weight in weights.items() if weight > 0.005)
     return make_table(
         sizes,
-        count_column("ranks", "ranks", lambda row: row.ranks),
+        count_column("ranks", f"{series.size_word}s", lambda row: row.ranks),
         make_column("number", "seconds" if series.is_time else "throughput", series.unit, lambda row: row.value),
         ratio_column("speedup", "speedup", lambda row: row.speedup),
         share_column("efficiency", "efficiency", lambda row: row.efficiency),
         text_column("source", "", lambda row: row.source),
         notes=(
-            f"{PREDICTION_NOTE}; measured rows have none",
-            f"speedup and efficiency: relative to {format_count(series.ranks[0], 'rank')}",
+            "intervals are 80 % prediction intervals; measured rows have none",
+            f"speedup and efficiency: relative to {format_count(series.ranks[0], series.size_word)}",
             f"weights of the scaling laws: {laws}",
             *one.notes,
         ),
@@ -168,8 +180,9 @@ def summarise(series: ScalingSeries, extrapolated: Sequence[Extrapolated]) -> Fi
     low, middle, high = (format_quantity("number", number) for number in (value.low, value.value, value.high))
     return PREDICTION(
         series.label,
-        f"{series.label}: on {last.ranks} ranks {series.unit} would be {middle} ({low} to {high}),"
-        f" {format_share(last.efficiency.value)} efficiency relative to {format_count(series.ranks[0], 'rank')}.",
+        f"{series.label}: on {format_count(last.ranks, series.size_word)}, {series.unit} would be {middle} ({low} to"
+        f" {high}): {format_share(last.efficiency.value)} efficiency relative to"
+        f" {format_count(series.ranks[0], series.size_word)}.",
         num_ranks=last.ranks,
         throughput=last.throughput,
         efficiency=last.efficiency,
