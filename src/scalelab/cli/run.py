@@ -74,6 +74,15 @@ def note_missing_batch(study: Any) -> None:
         print(f"note: {words}; if it does not, write {{batch_per_rank}} where it takes its batch size", file=sys.stderr)  # noqa: T201
 
 
+def note_left_out(study: Any) -> None:
+    """The layouts that will not be measured, before the first launch."""
+    if hasattr(study, "sort_meshes"):
+        from scalelab.studies.strategies.layouts import warn_of_left_out
+
+        for caution in warn_of_left_out(study.sort_meshes()[1]):
+            print(f"note: {caution.message}", file=sys.stderr)  # noqa: T201
+
+
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; returns the exit code."""
     from scalelab.cli.batch import prepare, show_jobs, start_and_submit
@@ -88,6 +97,7 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
     if scheduler is not None:
         study, record = prepare(study, execution.submission, scheduler)
     trials = plan_trials(study)
+    note_left_out(study)
     if execution.dry_run:
         print_plan(trials, execution)
         sys.stdout.write(show_jobs(study, trials, record, execution, command))

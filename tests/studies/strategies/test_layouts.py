@@ -19,7 +19,7 @@ from scalelab.studies.shared.cautions import SAME_SAMPLES
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Sampling
 from scalelab.studies.shared.sweep import FASTEST
-from scalelab.studies.strategies.layouts import BUBBLE, LEAST_SENT, Layouts
+from scalelab.studies.strategies.layouts import BUBBLE, LEAST_SENT, LEFT_OUT, Layouts
 from scalelab.studies.strategies.planned import PLAN_RANKING
 from tests.studies.answers import AlteredLauncher, find_kinds, find_row, set_machine
 
@@ -97,7 +97,18 @@ def test_an_own_model_is_split_where_its_file_says_how(tmp_path: Path) -> None:
     own.write_text("def build():\n    ...\n\n\ndef parallelize(model, mesh):\n    ...\n")
     fitting, left_out = make_study(job=replace(JOB, workload=f"{own}:build", options={})).sort_meshes()
     assert "tp=4" in [mesh.text for mesh in fitting]
-    assert left_out["pp=4"] == "pp=4: no plan for a pipeline"
+    assert left_out["pp=4"] == "pp=4: no plan for a pipeline, write split(model, num_stages) beside build"
+
+
+def test_what_is_left_out_is_warned_of_once_per_reason(tmp_path: Path) -> None:
+    document = answer(make_study(job=replace(JOB, workload="transformer", options={}), global_batch=4), tmp_path)
+    (caution,) = [one for one in document.cautions if one.kind == LEFT_OUT.name]
+    assert caution.values["layouts"] == len(
+        make_study(job=replace(JOB, workload="transformer", options={})).sort_meshes()[1]
+    )
+    assert caution.message.count("no plan for a pipeline") == 1
+    assert "pp=4" in caution.message
+    assert not [one for one in answer(make_study(), tmp_path).cautions if one.kind == LEFT_OUT.name]
 
 
 def test_what_was_played_is_what_is_said(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from scalelab.records.strategy import AXES, STAGES_PER_RANK, Mesh, PipelineTimes
 from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Chart, Document, Section, Table
-from scalelab.report.findings import DETAIL, REASON, Finding, FindingKind
+from scalelab.report.findings import DETAIL, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.report.tables import Field, bytes_column, make_column, make_table, text_column
 from scalelab.studies.shared.arms import Arm, group_arms, read_counted
 from scalelab.studies.shared.job import Job
@@ -52,7 +52,7 @@ from scalelab.studies.strategies.planned import (
     read_shape,
     time_phases,
 )
-from scalelab.units import format_bytes, format_known, format_share
+from scalelab.units import format_bytes, format_count, format_known, format_share
 from scalelab.workloads.source import defines, is_in_library
 from scalelab.workloads.workload import Divisible
 
@@ -61,6 +61,7 @@ BUBBLE = FindingKind(
     "pipeline-bubble", "Share of a pipeline's schedule in which ranks do not compute", REASON, ("idle", "theory")
 )
 LEAST_SENT = FindingKind("least-sent", "The layout that sends least per step", DETAIL, ("wire_bytes",))
+LEFT_OUT = CautionKind("layouts-left-out", "Layouts that cannot run, with the reason", "note", ("layouts",))
 LISTED_AXES = tuple(axis for axis in AXES if axis != "cp")
 """Of meshes that are tried without being asked for: cp runs on GPUs only."""
 SENT_NOTE = "sent: the least that rank 0 puts on the wire in a step"
@@ -165,8 +166,29 @@ class Layouts(Study):
             setting=setting,
             sections=tuple(sections),
             findings=(*name_fastest(sweep, "layout"), *ranked, *explain_costs(sweep.measured)),
-            cautions=(*find_sweep_cautions(arms, sweep.reference), *doubts),
+            cautions=(*find_sweep_cautions(arms, sweep.reference), *doubts, *warn_of_left_out(left_out)),
         )
+
+
+UNPLANNED = Divisible(
+    tp=(1, "plan for tensor parallelism, write parallelize(model, mesh) beside build"),
+    pp=(1, "plan for a pipeline, write split(model, num_stages) beside build"),
+)
+"""Of a user's own model without such functions."""
+
+
+def describe_left_out(left_out: Mapping[str, str]) -> str:
+    """The layouts that cannot run, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for mesh, reason in left_out.items():
+        reasons.setdefault(reason.rpartition(": ")[2], []).append(mesh)
+    return "; ".join(f"{' · '.join(meshes)}: {reason}" for reason, meshes in reasons.items())
+
+
+def warn_of_left_out(left_out: Mapping[str, str]) -> Iterator[Caution]:
+    if left_out:
+        text = f"{format_count(len(left_out), 'layout')} left out: {describe_left_out(left_out)}"
+        yield LEFT_OUT("", text, "change the model, its plan, --ranks or --global-batch-size", layouts=len(left_out))
 
 
 def list_axes(job: Job) -> tuple[str, ...]:
@@ -215,7 +237,8 @@ def find_model_obstacle(job: Job, mesh: Mesh) -> str | None:
         )
         has_tp = has_tp or has_plan or is_in_library(job.workload)  # the ranks say where a library's model has none
         anything = (0, "")
-        sizes = Divisible(tp=anything if has_tp else Divisible.tp, pp=anything if has_pp else Divisible.pp)
+        missing = UNPLANNED if is_own else Divisible()
+        sizes = Divisible(tp=anything if has_tp else missing.tp, pp=anything if has_pp else missing.pp)
     return sizes.find_obstacle(mesh.tp, stages, mesh.ep)
 
 
