@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from scalelab.cli.app import main
-from scalelab.cli.init import Target, describe_unused, find_target, is_build, refuse_failure, render_build
+from scalelab.cli.init import Target, ask, describe_unused, find_target, is_build, refuse_failure, render_build
 from scalelab.cli.study_flags import parse_study
 from scalelab.errors import UsageError
 from scalelab.worker.models.inspection import inspect_model
@@ -175,6 +176,13 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line.removeprefix("error: ")
+
+
+def test_no_answer_is_an_error_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    with pytest.raises(UsageError, match="no answer given: give --arguments"):
+        ask("Arguments: ", "give --arguments")
 
 
 def test_bad_input_is_refused_before_anything_is_made(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_a_row_that_is_gone_is_unresolved(tmp_path: Path, capsys: pytest.Capture
     fewer = start_run(study, tmp_path, ["scalelab"], name="fewer")
     execute_run(fewer, study, FakeLauncher(lambda _: 0.1, noise=0.002), ignore_event)
     code, text = answer(capsys, "compare", base, fewer.name, "--fail-if-slower", "10%", "--runs-dir", str(tmp_path))
-    assert (code, text.splitlines()[-1]) == (4, "unresolved (B slower than A by 10 %?): ddp × 4")
+    assert (code, text.splitlines()[-1]) == (4, "unresolved at --fail-if-slower 10 %: ddp × 4")
 
 
 @pytest.mark.parametrize("typed", ["5", "much", "-5%", "0%"])

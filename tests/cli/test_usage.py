@@ -119,7 +119,7 @@ HELP = "see scalelab run strong-scaling --help"
             "run comm-volume --global-batch-size 9",
             "--global-batch-size 9 is not divisible by 2 ranks: use 8 or 10",
         ),
-        ("run comm-volume --global-batch-size=much", "--global-batch-size must be INT, got much"),
+        ("run comm-volume --global-batch-size=much", "--global-batch-size must be an integer, got much"),
         ("run memory --batch-size 8", "memory compares batches, in samples per rank: use --batches 8"),
         ("run batch-size --batch-size-per-rank=8", "batch-size compares batches, in samples per rank: use --batches 8"),
         (
@@ -139,6 +139,11 @@ HELP = "see scalelab run strong-scaling --help"
         ("S --strategy zero3", f"{STRATEGIES}, got 'zero3' (did you mean fsdp-full?): {HELP}"),
         ("S --dtype bf16", f"{FLOATS}, got 'bf16' (did you mean bfloat16?): {HELP}"),
         ("S --memory-limit 2", "--memory-limit 2 is 2 bytes: add a unit, as in 2GB"),
+        (
+            "run strong-scaling --ranks 1,2",
+            f"--ranks must be integers separated by spaces, got 1,2: write --ranks 1 2: {HELP}",
+        ),
+        ("compare", "A is required: see scalelab compare --help"),
         ("run max-batch --tolerance 2", "--tolerance '2' is not a valid percentage: use a form such as 5%"),
         ("S --timeout 5x", f"--timeout '5x' is not a valid duration: use a form such as {DURATIONS}"),
         ("S --nproc-per-node 2", f"unknown option --nproc-per-node. Did you mean --ranks? {SEE}"),
@@ -166,6 +171,7 @@ BUILD = "it must return model, batches and loss"
     ("workload", "line"),
     [
         ("absent.py", "file not found: {here}/absent.py"),
+        ("typpo.py", "file not found: {here}/typpo.py. Did you mean typo.py?"),
         ("pkg.absent:build", "module not found below {here} or PYTHONPATH"),
         ("pkg.mod:bild", f"mod.py has no function 'bild'; {BUILD} (found: build)"),
         ("pkg", f"__init__.py has no function 'build'; {BUILD} (found: no function)"),

@@ -202,5 +202,5 @@ def judge_for_ci(document: Document, threshold: float, junit: Path | None) -> in
         write_atomically(junit, render_junit(document, threshold))
     worst = next((gate for gate in (Gate.SLOWER, Gate.UNRESOLVED) if gate in gates.values()), Gate.PASSED)
     named = ", ".join(label for label, gate in gates.items() if gate is worst)
-    print(f"{worst} (B slower than A by {format_share(threshold)}?): {named}", file=sys.stderr)  # noqa: T201
+    print(f"{worst} at --fail-if-slower {format_share(threshold)}: {named}", file=sys.stderr)  # noqa: T201
     return worst.exit_code

@@ -355,11 +355,19 @@ def describe_error(event: Any, args: Sequence[str]) -> str:
         known = sorted(choices) if "None" in event.choices else choices  # of several types: in no order
         return f"{name} must be one of {', '.join(known)}, got {event.value!r}{guess(event.value, known)}"
     if hasattr(event, "message") and event.argument is not None:
-        name, kind = name_argument(event.argument), event.argument.lowered.metavar
-        return f"{name} must be {kind}, got {' '.join(find_values(args, name)) or 'nothing'}"
+        name, values = name_argument(event.argument), find_values(args, name_argument(event.argument))
+        spaced = f": write {name} {values[0].replace(',', ' ')}" if len(values) == 1 and "," in values[0] else ""
+        return f"{name} must be {describe_kind(event.argument)}, got {' '.join(values) or 'nothing'}{spaced}"
     if hasattr(event, "argument"):
         return f"{name_argument(event.argument)} needs a value"
     return f"the arguments do not fit ({type(event).__name__})"
+
+
+def describe_kind(argument: Any) -> str:
+    """What the value of a flag must be, in words where tyro has a type's name."""
+    metavar = str(argument.lowered.metavar)
+    words = {"INT": "an integer", "FLOAT": "a number", "[INT [INT ...]]": "integers separated by spaces"}
+    return words.get(metavar, metavar)
 
 
 def guess(value: str, choices: Sequence[str]) -> str:
@@ -385,6 +393,6 @@ def name_argument(argument: Any) -> str:
     """An argument as the user types it: its flag, or the name of its place."""
     lowered = argument.lowered
     if argument.is_positional():
-        return str(lowered.metavar)
+        return str(argument.field.intern_name).upper()
     spelled = str(lowered.name_or_flags[-1])
     return flag(spelled.removeprefix("--").replace("-", "_"))

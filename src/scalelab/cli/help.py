@@ -42,6 +42,11 @@ COMMON_OF = {
     "ModelFlags": ("model", "parameters", "layers"),
 }
 """The same, of one group only."""
+COMMON_OF_VERB = {
+    "run max-batch": ("memory_limit",),
+    "run straggler": ("delay", "delay_rank"),
+}
+"""The same, where a study is about one of the shared flags."""
 TITLES = {
     "ChangeFlags": "What if",
     "BestFlags": "Fastest settings",
@@ -110,6 +115,7 @@ def render_help(
     """The whole help as text, as wide as the terminal up to 100 columns; `given` are defaults of the project."""
     width = min(MOST_COLUMNS, shutil.get_terminal_size((MOST_COLUMNS, 40)).columns)
     flags = [put_default(one, given or {}) for one in list_flags(kind)]
+    flags = [replace(one, is_common=True) if one.field in COMMON_OF_VERB.get(verb, ()) else one for one in flags]
     positional = [one for one in flags if one.is_positional]
     shown = flags if shows_all or len(flags) <= FEW_FLAGS else [one for one in flags if one.is_common]
     num_hidden = len(flags) - len(shown)

@@ -109,7 +109,10 @@ def ask(question: str, instead: str) -> str:
     """What a person types; without a terminal it cannot ask."""
     if not sys.stdin.isatty():
         raise UsageError(f"no terminal to ask on: {instead}")
-    answer = input(question).strip()
+    try:
+        answer = input(question).strip()
+    except EOFError:  # Ctrl-D
+        answer = ""
     if not answer:
         raise UsageError(f"no answer given: {instead}")
     return answer

@@ -140,12 +140,12 @@ class ProgressReporter:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=30),
-                TextColumn("{task.completed}/{task.total} trials · {task.fields[left]}"),
+                TextColumn("{task.fields[count]}{task.fields[left]}"),
                 console=self._console,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("starting", total=None, left="importing torch")
+            self._task = self._bar.add_task("starting", total=None, count="", left="importing torch")
         return self
 
     def __exit__(
@@ -173,8 +173,14 @@ class ProgressReporter:
         if self._bar is not None:
             trial = event.trial if isinstance(event, TrialStarted) else event.result.trial
             done = event.number - 1 if isinstance(event, TrialStarted) else event.number
+            count = f"{done}/{event.num_trials} trials · "
             self._bar.update(
-                self._task, description=clean_text(trial.name), total=event.num_trials, completed=done, left=left
+                self._task,
+                description=clean_text(trial.name),
+                total=event.num_trials,
+                completed=done,
+                count=count,
+                left=left,
             )
         if isinstance(event, TrialEnded):
             self._say_end(event, left)

@@ -208,7 +208,7 @@ def convert_batch(kind: type[Any], name: str, given: str, ranks: str | None, *, 
     try:
         num_ranks, batch = int(ranks or default), int(given)
     except ValueError:
-        raise UsageError(f"{name} must be INT, got {given or 'nothing'}") from None
+        raise UsageError(f"{name} must be an integer, got {given or 'nothing'}") from None
     if not is_global:
         check_divisible(batch, num_ranks)
     return str(batch * num_ranks if is_global else batch // num_ranks)

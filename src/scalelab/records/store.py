@@ -339,7 +339,8 @@ def open_run(name: str, runs_dir: Path) -> RunStore:
             store = RunStore.open(path)
             if name == store.record.study or name in find_workload_name(store.record):
                 return store
-    raise UnknownName("run", name, list(by_name)[-10:], f"Searched {runs_dir}; use --runs-dir for another directory.")
+    hint = "use --runs-dir for another directory" if runs else "measure one with `scalelab run`, or use --runs-dir"
+    raise UnknownName("run", name, list(by_name)[-10:], f"Searched {runs_dir}; {hint}.")
 
 
 def find_before(store: RunStore) -> RunStore:

@@ -83,7 +83,7 @@ class FindingKind:
         lost = [name for name, value in values.items() if value is not None and possible[name] is None]
         if lost:
             named = " and ".join(name.replace("_", " ") for name in lost)
-            text = f"{subject or self.name}: too noisy to say, {named} came out impossible; use more --rounds."
+            text = f"{subject or self.name}: too noisy to say ({named} came out impossible): use more --rounds."
         return Finding(
             kind=self.name,
             subject=subject,

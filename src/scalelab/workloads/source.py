@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import difflib
 import hashlib
 import inspect
 import os
@@ -72,13 +73,24 @@ def split_name(name: str) -> tuple[str, str]:
     return (file, function) if colon else (name, "build")
 
 
+def guess_file(path: Path) -> str:
+    """The Python file beside it that is spelled most like it, as a question; empty: none is."""
+    names = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
 def read_own_workload(name: str) -> OwnWorkload:
     """What the file declares; raises `UsageError` if it is missing, invalid, or has no such function."""
     file, function = split_name(name)
     path = find_module(file) or Path(file).expanduser().resolve()
     if not path.is_file():
         is_module = re.fullmatch(r"\w+(\.\w+)*", file) and not file.endswith(".py")
-        where = f"module not found below {Path.cwd()} or PYTHONPATH" if is_module else f"file not found: {path}"
+        where = (
+            f"module not found below {Path.cwd()} or PYTHONPATH"
+            if is_module
+            else f"file not found: {path}{guess_file(path)}"
+        )
         raise UsageError(f"--workload {name}: {where}")
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -263,6 +275,7 @@ SHIPPED = '''\
 """{name}, as it was when the run was started: pickled by value with cloudpickle {version}."""
 
 import base64
+import difflib
 import pickle
 import zlib
 

@@ -18,6 +18,7 @@ from scalelab.errors import UnknownName, UsageError
 from scalelab.records.tasks import SCRIPT_MARK, Script, StepPlan
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.arms import Arm
+from scalelab.workloads.source import guess_file
 
 PLACEHOLDERS = {
     "batch_per_rank": "samples per step on each rank",
@@ -172,7 +173,7 @@ def check_file(name: str, directory: Path) -> Path:
     if path.suffix == ".ipynb":
         raise UsageError(f"{name} is a notebook: export it first (jupyter nbconvert --to script {name})")
     if not path.is_file():
-        raise UsageError(f"there is no script {name} in {directory}")
+        raise UsageError(f"there is no script {name} in {directory}{guess_file(path)}")
     return path
 
 
