@@ -198,7 +198,7 @@ def test_two_scripts_are_compared_whatever_they_are_called() -> None:
     assert row["ratio"].value == pytest.approx(2.0)
     assert row["verdict"].value == "unresolved"
     assert document.summary == (
-        "old → new: B takes 2.00 times as long as A, unresolved: one launch does not show how launches differ; launch"
+        "old → new: unresolved: B takes 2.00 times as long as A; one launch does not show how launches differ; launch"
         " both again and see whether the ratio holds.",
     )
     differing = {row[0].value for row in document.tables[1].rows}

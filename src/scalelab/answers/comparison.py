@@ -299,12 +299,13 @@ def _judge_pair(before: Arm, after: Arm, ratio: Estimate | None) -> Finding:
         return NO_VERDICT(label, f"{label}: no verdict, because it was not measured in both runs or the work differs.")
     verdict = judge(ratio)
     words = {
-        Verdict.FASTER: "B is faster",
-        Verdict.SLOWER: "B is slower",
-        Verdict.NO_DIFFERENCE: "no difference",
-        Verdict.UNRESOLVED: f"unresolved: {_ask_for_more(before, after)}",
+        Verdict.FASTER: "B is faster: it takes",
+        Verdict.SLOWER: "B is slower: it takes",
+        Verdict.NO_DIFFERENCE: "no difference: B takes",
+        Verdict.UNRESOLVED: "unresolved: B takes",
     }[verdict]
-    text = f"{label}: B takes {format_interval('ratio', ratio)} times as long as A, {words}."
+    asked = f"; {_ask_for_more(before, after)}" if verdict is Verdict.UNRESOLVED else ""
+    text = f"{label}: {words} {format_interval('ratio', ratio)} times as long as A{asked}."
     is_decided = verdict in (Verdict.FASTER, Verdict.SLOWER)
     own = Estimate(value=ratio.value, low=ratio.low, high=ratio.high)
     return VERDICT(label, text, weight=MAIN if is_decided else REASON, ratio=own, verdict=str(verdict))

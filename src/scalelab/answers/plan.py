@@ -122,7 +122,8 @@ def describe_plan(plan: TrainingPlan, num_tokens: float, small: SmallRun, sweep:
     return Document(
         title="Plan",
         question="Which layout is fastest, and how long would the training run take?",
-        setting=f"{job.model.words} · {job.dtype} · {plan.num_devices} × {job.device.words} · batch {job.global_batch}",
+        setting=f"{job.model.words} · {job.dtype} · {plan.num_devices} × {job.device.words}"
+        f" · global batch {job.global_batch}",
         sections=tuple(sections),
         findings=tuple(summarise(plan, totals, small, difference, sweep)),
         cautions=tuple(find_cautions(plan, totals)),
@@ -333,7 +334,7 @@ def summarise(
     low, middle, high = (format_quantity("number", value) for value in (days.low, days.value, days.high))
     yield COST(
         best.layout.words,
-        f"{middle} days ({low} to {high}) on {plan.num_devices} × {plan.job.device.name} at"
+        f"{middle} days (80 % interval {low} to {high}) on {plan.num_devices} × {plan.job.device.name} at"
         f" {format_share(best.mfu.value)} MFU and {format_bytes(best.footprint.device_bytes)} per device, with"
         f" {best.layout.words}.",
         days=days,
@@ -360,11 +361,11 @@ def summarise(
     linear = difference.linear
     yield LINEAR_RULE(
         "",
-        f"Scaling {format_quantity('number', small.tokens_per_second)} tokens/s of a model with"
-        f" {format_quantity('number', small.num_parameters)} parameters on 1 device by parameters alone (the linear"
-        f" rule) gives {format_quantity('number', linear.days.value)} days,"
-        f" {format_quantity('number', difference.ratio)} times the plan, whose devices each do"
-        f" {difference.speed:.2g} times the operations/s of that one.",
+        f"Linear rule, for comparison: {format_quantity('number', small.tokens_per_second)} tokens/s of a model with"
+        f" {format_quantity('number', small.num_parameters)} parameters on 1 device, scaled by parameters alone, gives"
+        f" {format_quantity('number', linear.days.value)} days. The plan is {difference.ratio:.3g} times as fast:"
+        f" {difference.devices:.3g} × the devices, {difference.speed:.2g} × the operations/s of each,"
+        f" {difference.operations:.2g} × for the operations that the rule does not count.",
         days=linear.days,
         ratio=difference.ratio,
         speed=difference.speed,

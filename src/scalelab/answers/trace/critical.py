@@ -195,7 +195,7 @@ def summarise_critical(step: CriticalStep | None) -> Iterator[Finding]:
     saved = max(0.0, 1 - best.span_ns / step.span_ns) if best is not None else None
     share = min(1.0, total / step.span_ns)
     which = "the trace" if step.step is None else f"step {step.step}"
-    without = f"; if {best.change}, it would be {format_share(saved)} shorter" if best and saved else ""
+    without = f"; if {best.change}, the step would be {format_share(saved)} shorter" if best and saved else ""
     alone = 1 - step.without_main_ns / step.span_ns if step.without_main_ns is not None else share
     if alone < FEWEST_SAVED * share:
         without = (

@@ -166,13 +166,14 @@ def _summarise_last(view: TraceView) -> Iterator[Finding]:
         yield LAST_RANK("", text, num_matched=matched)
         return
     late = last.median_late_ns * NS
+    most = f" and {format_seconds(last.max_late_ns * NS)} at most" if last.max_late_ns and last.num_last > 1 else ""
     is_usual = 2 * last.num_last > matched
     who = f"Rank {last.rank} arrives last" if is_usual else f"Rank {last.rank} is last most often,"
     unclear = f"; {arrivals.num_unclear} undecided (clock error {error})" if arrivals.num_unclear else ""
     yield LAST_RANK(
         f"rank {last.rank}",
-        f"{who} in {last.num_last} of {format_count(matched, 'collective')}, by {format_seconds(late)} (median); others"
-        f" wait {format_seconds(last.waited_for_ns * NS)} for it in total{unclear}.",
+        f"{who} in {last.num_last} of {format_count(matched, 'collective')}, by {format_seconds(late)}"
+        f" (median){most}; others wait {format_seconds(last.waited_for_ns * NS)} for it in total{unclear}.",
         rank=last.rank,
         num_last=last.num_last,
         num_matched=matched,
@@ -213,8 +214,8 @@ def _summarise_idle(view: TraceView) -> Iterator[Finding]:
     which, total = (f"{len(lanes)} streams are", " in total") if len(lanes) > 1 else ("The stream is", "")
     yield IDLE(
         "",
-        f"{which} idle for {format_seconds(idle * NS)}{total}: {format_share(host)} host wait,"
-        f" {format_share(kernel)} kernel wait, {format_share(1 - host - kernel)} other.",
+        f"{which} idle for {format_seconds(idle * NS)}{total}: {format_share(host)} waiting for the host to"
+        f" launch the next kernel, {format_share(kernel)} between kernels, {format_share(1 - host - kernel)} other.",
         seconds=idle * NS,
         host_wait=host,
         kernel_wait=kernel,
