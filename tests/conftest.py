@@ -51,15 +51,15 @@ def pytest_collection_finish() -> None:
 
 TEST_SECONDS = 0.07
 MARK_SECONDS = {"ranks": 1.5, "slow": 2.0}
-"""What a test takes on average, and with a mark more than without."""
+"""What a test takes on average, and with a mark more than without; `slow(seconds=60)` says it itself."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that short ones fill the cores to the end."""
     seconds: defaultdict[Path, float] = defaultdict(float)
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        seconds[item.path] += TEST_SECONDS + sum(MARK_SECONDS[name] for name in MARK_SECONDS if name in marks)
+        marks = {mark.name: mark.kwargs.get("seconds") for mark in item.iter_markers()}
+        seconds[item.path] += TEST_SECONDS + sum(said or MARK_SECONDS.get(name, 0.0) for name, said in marks.items())
     items.sort(key=lambda item: -seconds[item.path])
 
 

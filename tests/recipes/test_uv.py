@@ -27,6 +27,7 @@ def list_options() -> list[str]:
     return options
 
 
+@pytest.mark.slow(seconds=60)
 def test_uv_sets_up_the_scripts_of_gpt2_and_runs_them(tmp_path: Path) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
