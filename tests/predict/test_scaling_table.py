@@ -486,3 +486,8 @@ def test_a_table_of_nodes_is_answered_in_nodes(write, header, word):
     assert [one.kind for one in document.cautions if one.kind == NODES.name] == [NODES.name] * (word == "node")
     assert f"on 64 {word}s," in document.summary[0]
     assert document.tables[0].columns[0].header == f"{word}s"
+
+
+def test_a_table_of_collectives_is_no_training(write):
+    with pytest.raises(UsageError, match=r"measures collectives \('busbw_gbs'\).*--link"):
+        read_table(write("n_gpus,bytes,time_us,busbw_gbs\n2,1024,44,23.7\n4,1024,80,19.1\n"), Columns())

@@ -102,6 +102,9 @@ NEITHER = re.compile(
 )
 
 
+BANDWIDTH = re.compile(r"\b(bus|alg)[ _]?(bw|bandwidth)", re.IGNORECASE)
+
+
 def make_plain(name: str) -> str:
     """A column name in lower case, words joined by _."""
     return re.sub(r"[^a-z0-9/]+", "_", name.lower().replace("#", "num ")).strip("_")
@@ -181,8 +184,7 @@ def _stays_by_node(rows: Sequence[Row], nodes: str, counted: str) -> bool:
     """Whether the count stays while nodes grow: then it is of one node."""
     largest: dict[float, float] = {}
     for row in rows:
-        place, count = try_count(row[nodes]), try_count(row[counted])
-        if place and count:
+        if (place := try_count(row[nodes])) and (count := try_count(row[counted])):
             largest[place] = max(largest.get(place, 0), count)
     return len(largest) > 1 and len(set(largest.values())) == 1
 
@@ -224,6 +226,9 @@ def _is_measure(name: str) -> bool:
 def choose_values(path: Path, rows: Sequence[Row], ranks_name: str) -> list[str]:
     """Throughputs of all ranks, or else times, throughputs of each rank, or what grows or falls with the ranks."""
     names = list(rows[0])
+    if name := next(filter(BANDWIDTH.search, names), None):
+        advice = "pass its rate to `scalelab predict RUN --link`, or use --value-column NAME"
+        raise UsageError(f"{path} measures collectives ({name!r}), not training: {advice}")
     others = [name for name in names if name != ranks_name and not SHARE_PATTERN.search(name)]
     others = [name for name in others if is_measured(rows, name) and not NAMED_JOB.search(name)] or others
     absolute = [name for name in others if not RELATIVE_PATTERN.search(name)]
