@@ -146,8 +146,13 @@ def test_the_parts_of_a_loss_add_up_to_it_as_they_are_printed(exposed: float, is
     if is_known:
         assert printed[0] + (printed[1] if exposed < excess.value else -printed[1]) == pytest.approx(95.4)
     else:
-        assert printed == []
-        assert "unknown" in words
+        assert words.startswith("too noisy to split (exposed communication: at most ")
+
+
+def test_a_loss_that_may_be_none_is_not_split() -> None:
+    excess, exposed = Estimate(value=0.042, low=-0.001, high=0.085), Estimate(value=0.019, low=0.015, high=0.023)
+    words = _split_loss(excess, exposed, is_strong=True)
+    assert words == "too noisy to split (exposed communication: 19 ± 4 ms); use more --rounds"
 
 
 def test_phases_are_medians_of_the_steps_that_were_timed(tmp_path: Path) -> None:

@@ -323,8 +323,8 @@ def _explain_loss(answer: ScalingAnswer, arm: Arm) -> Iterator[Finding]:
 
 def _split_loss(excess: Estimate, exposed: Estimate, *, is_strong: bool) -> str:
     """Communication and the rest, in numbers that add up to the excess as it is printed."""
-    if not is_known(exposed):
-        return "how much of that is exposed communication is unknown (its interval is wider than the number)"
+    if not (is_known(excess) and is_known(exposed)):
+        return f"too noisy to split (exposed communication: {format_known('seconds', exposed)}); use more --rounds"
     unit = choose_unit("seconds", [excess])
     whole, part = (round(one.value / unit.factor, unit.decimals) for one in (excess, exposed))
     sent, rest = (f"{format_value(number * unit.factor, unit)} {unit.symbol}" for number in (part, abs(whole - part)))

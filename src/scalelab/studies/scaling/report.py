@@ -73,7 +73,11 @@ def make_main_table(answer: ScalingAnswer) -> Table:
 
     name, over = "speedup" if answer.is_strong else "scaled speedup", f"over {answer.strategy} × 1"
     plain = " (no process group)" if base is answer.plain else ""
-    reference = f"{name} and efficiency: over the {base.label}{plain}" if base else "no reference was measured"
+    reference = (
+        f"{name} and efficiency: over {'the ' if plain else ''}{base.label}{plain}"
+        if base
+        else "no reference was measured"
+    )
     columns: list[Field[Arm]] = [
         step_column(),
         samples_column(),
