@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.answers.prediction.predicted_job import FoundLink, ScalingRun, read_job
+from scalelab.answers.prediction.report import compare_with_measured
 from scalelab.cli.predict import main
 from scalelab.errors import NothingMeasured, UsageError
 from scalelab.launch.fake import FakeLauncher
@@ -146,6 +147,25 @@ def test_a_command_predicts_what_was_not_run(typed, tmp_path):
     found = {one["kind"]: one["values"] for one in document["findings"]}
     assert found["prediction"]["step_seconds"]["value"] == row[1]["value"]
     assert 0 < found["main-uncertainty"]["share"] <= 1
+
+
+def test_more_ranks_are_compared_with_the_most_that_were_measured(tmp_path):
+    found = read_job(read_answer(measure(tmp_path, (1, 2))), declare(1e9))
+    two, eight = scale_out(found.job, [2, 8], batch=64, is_weak=False)
+    (gain,) = compare_with_measured(found, eight)
+    ratio = found.measured[2].value / eight.step.value
+    assert gain.values["throughput_ratio"] == pytest.approx(ratio)
+    assert ("less than half of the ideal" in gain.text) == (ratio < 2.5)
+    assert list(compare_with_measured(found, two)) == []
+
+
+def test_more_ranks_than_samples_are_refused_with_the_batch_that_would_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measure(tmp_path / "runs", (1, 2))
+    with pytest.raises(
+        UsageError, match=r"128 ranks get 0\.5 samples each: use --batch 128 or more, or at most 64 ranks"
+    ):
+        main(["last", "--ranks", "128", "--link", "1GB/s"])
 
 
 def test_a_prediction_is_one_screen_and_loads_no_other_study(typed, tmp_path):

@@ -156,7 +156,8 @@ def predict_step(job: ScaledJob, num_ranks: int, batch_per_rank: float) -> StepP
         raise UsageError(f"--ranks must be ≥ 1, got {num_ranks}")
     if batch_per_rank < 1:
         raise UsageError(
-            f"{num_ranks} ranks get {batch_per_rank:g} samples each, fewer than 1: use fewer ranks or a larger batch"
+            f"{num_ranks} ranks get {batch_per_rank:g} samples each: use --batch {num_ranks} or more, or at most"
+            f" {math.floor(batch_per_rank * num_ranks + 1e-9)} ranks"
         )
     wanted = job.accumulation if job.pass_samples is None else math.ceil(batch_per_rank / job.pass_samples - 1e-9)
     passes = max(1, wanted)

@@ -37,6 +37,7 @@ PREDICTION = FindingKind(
 UNCERTAINTY = FindingKind(
     "main-uncertainty", "The input that contributes most to a prediction's variance", REASON, ("input", "share")
 )
+GAIN = FindingKind("gain", "Throughput over that of the most measured ranks", REASON, ("num_ranks", "throughput_ratio"))
 SCALING_LIMIT = FindingKind("scaling-limit", "Beyond this many ranks the step gets longer", REASON, ("num_ranks",))
 FASTEST = FindingKind("fastest-setting", "The fastest of what was compared", MAIN, ("throughput", "exposed_share"))
 TIES = FindingKind("ties", "How many others are as fast, within the tolerance", DETAIL, ("num_others", "tolerance"))
@@ -208,6 +209,8 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
         throughput=last.throughput,
         exposed_share=last.exposed,
     )
+    if not change.changes:
+        yield from compare_with_measured(found, last)
     share = last.shares[last.dominant]
     words = GROUP_WORDS[last.dominant]
     yield UNCERTAINTY(
@@ -227,6 +230,18 @@ def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -
             " than compute shrinks.",
             num_ranks=fastest.num_ranks,
         )
+
+
+def compare_with_measured(found: MeasuredJob, last: ScaledStep) -> Iterator[Finding]:
+    """Whether more ranks are worth it: what they give over the most that was measured."""
+    most = max(found.measured, default=last.num_ranks)
+    if most >= last.num_ranks:
+        return
+    ranks = last.num_ranks / most
+    gain = found.measured[most].value / last.step.value * (ranks if found.is_weak else 1.0)
+    half = ": less than half of the ideal" if gain < 1 + (ranks - 1) / 2 else ""
+    text = f"{ranks:.3g} times the {most} measured ranks would give about {gain:.2f} times their throughput{half}."
+    yield GAIN(f"{found.job.strategy} × {last.num_ranks}", text, num_ranks=last.num_ranks, throughput_ratio=gain)
 
 
 def format_ratio(estimate: Prediction) -> str:
