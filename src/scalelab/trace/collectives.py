@@ -43,7 +43,7 @@ _ELEMENT_BYTES = {
     "complexhalf": 4,
     "complexfloat": 8,
     "complexdouble": 16,
-    "complex<half>": 4,
+    "complex<c10::half>": 4,
     "complex<float>": 8,
     "complex<double>": 16,
 }
