@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from scalelab.errors import UsageError
-from scalelab.quantize.capture import capture_network
+from scalelab.quantize.capture import TOLERANCE, capture_network, check_results
 from scalelab.quantize.network import CapturedNetwork, run_float
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.nets import Resnet20, Small, draw_images, make_net
@@ -234,6 +235,27 @@ def test_a_hook_that_changes_results_is_found_out() -> None:
     model.fc3.register_forward_hook(lambda module, inputs, result: result * 2)
     with pytest.raises(UsageError, match="hooks that change outputs"):
         capture_network(model, draw_images(1))
+
+
+def test_a_relu_after_a_relu_is_in_the_layer_too() -> None:
+    network = capture(lambda self, x: self.conv(x).relu().relu().flatten(1))
+    assert list_ops(network) == ["input", "conv+relu", "flatten"]
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
+def test_outputs_may_differ_by_a_share_of_the_largest_however_small_that_is(size: float) -> None:
+    network = capture(lambda self, x: self.conv(x).flatten(1))
+    images = draw_images(2)
+    expected = run_float(network, images)[network.output]
+    conv = network.layers[1]
+    assert conv.weight is not None
+    assert conv.bias is not None
+    layers = (network.layers[0], replace(conv, weight=conv.weight * size, bias=conv.bias * size), network.layers[2])
+    network, expected = replace(network, layers=layers), expected * size
+    largest = float(expected.abs().max())
+    check_results(network, images, expected + 0.9 * TOLERANCE * largest)
+    with pytest.raises(UsageError, match="differs from the model"):
+        check_results(network, images, expected + 1.2 * TOLERANCE * largest)
 
 
 def test_capturing_leaves_the_module_as_it_was() -> None:

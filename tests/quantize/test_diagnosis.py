@@ -19,11 +19,14 @@ from scalelab.quantize.diagnosis import (
     choose_num_tested,
     count_multiply_adds,
     diagnose,
+    draw_histogram,
+    list_histograms,
     make_rounding,
     measure_gap,
     measure_sqnr,
     round_to_grid,
 )
+from scalelab.quantize.histogram import count_values
 from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork
 from scalelab.quantize.scales import quantize_network
 from scalelab.quantize.sessions import one_thread
@@ -227,6 +230,33 @@ def test_a_gap_is_the_factor_between_the_two_largest_weights_of_a_channel() -> N
     assert measure_gap(torch.tensor([[1.0], [2.0]])) is None
     assert measure_gap(torch.zeros(2, 3)) is None
     assert measure_gap(None) is None
+
+
+def test_weights_are_drawn_with_the_range_of_the_widest_channel(lenet: nn.Module) -> None:
+    images = draw_images(16)
+    network = capture_network(lenet, images[:2])
+    calibration = calibrate(network, [images])
+    quantized = quantize_network(network, calibration, Quantization())
+    drawn = {(one.layer, one.kind): one for one in list_histograms(quantized, calibration)}
+    for name in ("conv1", "fc3"):
+        weight = quantized.find(name).layer.weight
+        assert weight is not None
+        found, largest = drawn[name, "weights"], float(weight.abs().max())
+        assert found.chosen_high == pytest.approx(largest, rel=1e-6)
+        assert found.chosen_low == pytest.approx(-largest, rel=1e-6)
+        assert (found.low, found.high) == (float(weight.min()), float(weight.max()))
+        assert sum(found.counts) == weight.numel()
+    assert (drawn["conv1", "after"].chosen_low, drawn["conv1", "after"].chosen_high) == quantized.find(
+        "conv1"
+    ).output.range
+    assert (drawn["fc3", "after"].chosen_low, drawn["fc3", "after"].chosen_high) == (None, None), "not rounded"
+
+
+def test_a_constant_is_drawn_in_a_bin_around_it() -> None:
+    for value, low, high in ((0.0, -0.5, 0.5), (0.25, -0.25, 0.75), (-4.0, -6.0, -2.0)):
+        found = draw_histogram("fc", "after", count_values(torch.full((7,), value)), None, None)
+        assert (found.low, found.high, sum(found.counts), found.mean) == (low, high, 7, value)
+        assert found.counts[len(found.counts) // 2] + found.counts[len(found.counts) // 2 - 1] == 7
 
 
 def test_how_many_samples_are_tried_follows_from_the_arithmetic(lenet: nn.Module) -> None:

@@ -278,3 +278,30 @@ def test_sums_beyond_float32_are_taken_in_float64(monkeypatch, fresh_probe):
     module = make_eager(QuantizedNetwork(layers=layers, input_shape=(601,)))
     assert f".to({eager_kernels.FLOAT64})" in module.text
     assert module(torch.full((1, 601), 255.0)).item() == torch.tensor(600.0 * 255 * 127 + 255, dtype=torch.float32)
+
+
+class Shared(nn.Module):
+    """A sum whose first input is read again, after its second one has been read for the last time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.last = nn.Linear(8 * SIDE * SIDE, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.first(images)
+        together = x + self.second(x)
+        return self.last((together + x).flatten(1))
+
+
+def test_a_result_that_is_read_again_is_not_overwritten():
+    torch.manual_seed(0)
+    quantized = make_network(Shared())
+    images = draw(2, *quantized.input_shape, seed=4)
+    assert torch.equal(make_eager(quantized)(images), simulate_eager(quantized, images)["logits"])
+
+
+def test_sums_are_exact_only_if_none_of_64_products_saturates(monkeypatch):
+    for total, is_exact in ((2_072_640, True), (2_072_639, False)):
+        monkeypatch.setattr(eager_kernels, "multiply_largest", lambda total=total: total)
+        assert eager_kernels.sums_exactly.__wrapped__() is is_exact

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from scalelab.quantize.calibrate import Method, choose_range
-from scalelab.quantize.histogram import ValueHistogram, count_values
+from scalelab.quantize.calibrate import Method, choose_range, measure_error
+from scalelab.quantize.histogram import Bins, ValueHistogram, count_values
 
 METHODS = get_args(Method)
 
@@ -93,3 +93,15 @@ def test_constants_have_a_range_too(method: Method) -> None:
 
 def test_a_range_of_nothing_counted_is_zero() -> None:
     assert choose_range(ValueHistogram(least=0.0, largest=0.0), "minmax") == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("chosen", [(-5.0, 250.0), (0.0, 255.0), (-127.0, 127.0)])
+def test_the_error_of_a_range_is_that_of_255_steps_and_of_127_if_it_is_symmetric(chosen: tuple[float, float]) -> None:
+    def measure(*values: float) -> float:
+        found = np.array(values)
+        return measure_error(Bins(lows=found, highs=found, counts=np.full(len(values), 3.0)), chosen)
+
+    low, high = chosen
+    assert measure(low, 0.0, 17.0, 100.0, high) == pytest.approx(0, abs=1e-20), "every whole number is on the grid"
+    assert measure(17.25) == pytest.approx(3 * 0.25**2)
+    assert measure(low - 2, high + 4) == pytest.approx(3 * (4 + 16))

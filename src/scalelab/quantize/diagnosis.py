@@ -237,7 +237,7 @@ def try_without(rounding: Rounding, name: str, noisy: Results, labels: torch.Ten
 
 
 def count_right(logits: torch.Tensor, labels: torch.Tensor | None) -> int:
-    return 0 if labels is None else int((logits.argmax(-1) == labels).sum())
+    return 0 if labels is None else int((logits.argmax(1) == labels).sum())
 
 
 def count_tied(logits: torch.Tensor) -> int:

@@ -130,7 +130,7 @@ def write_window(
 ) -> str:
     """A convolution with the window of `layer`; `parts`: weights, factors, bias; `grids`: input, output."""
     weight, multiplier, bias = parts
-    window: Window = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
+    window = list_window(layer)
     packed = pack_weight(weight, multiplier, grids[0].zero_point, window, shape)
     return program.write(
         f"torch.ops.onednn.qconv2d_pointwise({images}, 1.0, {grids[0].zero_point}, {program.keep(packed)},"
@@ -190,7 +190,7 @@ def write_add(
     grid, num_channels, is_flat = layer.output, shape[0], len(shape) == 1
     first, second = (make_scalar(source.scale) / make_scalar(grid.scale) for source in sources)
     ones, multiplier = torch.ones(num_channels, 1, 1, 1, dtype=torch.int8), second.repeat(num_channels)
-    window: Window = ([1, 1], [0, 0], [1, 1], num_channels)
+    window = list_window(Layer(name=layer.name, op="conv", groups=num_channels))
     packed = pack_weight(ones, multiplier, sources[1].zero_point, window, (*shape, 1, 1) if is_flat else shape)
     onto, added = inputs
     if not is_overwritten:
@@ -272,6 +272,10 @@ def keep_zeros(program: Program, weight: torch.Tensor) -> str:
     return program.keep(torch.zeros(len(weight), dtype=torch.int64))
 
 
+def list_window(layer: Layer) -> Window:
+    return list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
+
+
 def name_window(window: Window) -> str:
     return ", ".join(str(part) for part in window)
 
@@ -313,7 +317,7 @@ def sums_exactly() -> bool:
 
 def multiply_largest() -> int:
     """A sum of 64 products of the largest bytes, by the kernel."""
-    window: Window = ([1, 1], [0, 0], [1, 1], 1)
+    window = list_window(Layer(name="", op="conv"))
     weight, ones = torch.full((16, 64, 1, 1), 127, dtype=torch.int8), torch.ones(16)
     packed = pack_weight(weight, ones, 0, window, (64, 2, 2))
     images = torch.full((1, 64, 2, 2), 255, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)

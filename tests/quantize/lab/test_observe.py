@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.lab.observe import Seen, make_histogram, observe_activations
-from tests.quantize.lab.chains import make_images, make_plain, observe
+from scalelab.quantize.lab.chain import LabLayer
+from scalelab.quantize.lab.observe import (
+    LayerTally,
+    Seen,
+    Tallies,
+    make_histogram,
+    observe_activations,
+    report_layers,
+)
+from tests.quantize.lab.chains import make_images, make_lab, make_plain, observe
 
 
 def test_a_histogram_has_every_number_once() -> None:
@@ -71,3 +82,28 @@ def test_weights_are_seen_layer_by_layer() -> None:
     _, seen = observe(model, make_images())
     assert seen["1", "weights"].count == 288 * 4
     assert seen["1", "weights"].largest == model[1].weight.max().item()
+
+
+def test_a_layer_is_tallied_with_its_noise_and_what_is_clipped() -> None:
+    lab = make_lab(make_plain(), make_images())
+    one = next(one for one in lab.layers if one.weight is not None and not one.layer.has_relu)
+    tally = LayerTally()
+    integers = torch.tensor([[127.0, -128.0], [10.0, 0.0]])
+    exact = integers / one.scale + torch.tensor([[0.0, 3.0], [4.0, 0.0]])
+    for _ in range(2):
+        tally.count(one, torch.tensor([[127.6, -128.6], [127.4, -128.4]]), integers, exact)
+        tally.count_answer(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 2.0]))
+    assert tally.signal == pytest.approx(2 * float(exact.double().square().sum()), rel=1e-6)
+    assert tally.noise == pytest.approx(2 * 25, rel=1e-5)
+    assert (tally.num_results, tally.num_clipped, tally.sample_results) == (8, 4, 2)
+    assert (tally.answer_signal, tally.answer_noise) == (50, 8)
+    relu = LabLayer(**{**vars(one), "layer": replace(one.layer, has_relu=True)})
+    tally.count(relu, torch.tensor([[127.6, -128.6], [127.4, -128.4]]), integers, exact)
+    assert tally.num_clipped == 5, "what the ReLU takes is not clipped"
+    assert report_layers(lab, Tallies()) == ()
+    (report,) = report_layers(lab, Tallies(by_layer={one.name: tally}))
+    assert one.weight is not None
+    assert (report.num_weights, report.multiply_adds) == (one.weight.numel(), 2 * one.weight[0].numel())
+    assert (report.scale, report.weight_scales) == (1 / one.scale, (1 / one.weight_scale,))
+    assert report.output_sqnr == pytest.approx(10 * math.log10(50 / 8))
+    assert report.clipped_share == 5 / 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from scalelab.errors import UsageError
+from scalelab.quantize.capture import capture_network
 from scalelab.quantize.lab.chain import LabSettings
-from scalelab.quantize.lab.stages import regroup, run_lab, take_images
+from scalelab.quantize.lab.stages import regroup, run_dequantized, run_lab, run_weights, take_images
 from scalelab.records.quantized import Quantized
-from tests.quantize.lab.chains import load_half, make_images, make_plain, train_lenet
+from tests.quantize.lab.chains import load_half, make_images, make_lab, make_plain, train_lenet
 
 
 def measure_accuracy(quantized: Quantized) -> dict[str, float]:
@@ -64,6 +66,15 @@ def test_integers_lose_little_and_dequantized_weights_less(digits: Quantized) ->
 
 def test_integer_weights_are_the_dequantized_ones_times_a_factor(digits: Quantized) -> None:
     assert measure_agreement(digits, "weights", "dequantized") == 1.0
+
+
+def test_logits_of_integer_weights_are_those_of_dequantized_ones_times_all_scales() -> None:
+    model, images = make_plain(), make_images()
+    network, lab = capture_network(model, images[:2]), make_lab(model, images)
+    factor = math.prod(one.weight_scale for one in lab.layers)
+    found = run_weights(network, lab, "scaled", images)
+    torch.testing.assert_close(found / factor, run_dequantized(network, lab, images), rtol=1e-4, atol=1e-5)
+    assert factor > 1
 
 
 def test_an_unscaled_bias_is_as_good_as_none(digits: Quantized) -> None:
