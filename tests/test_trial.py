@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from scalelab.checks import check_divisible, flag
 from scalelab.errors import UsageError
+from scalelab.records.settings import StepShape
 from scalelab.records.trial import (
     Block,
+    Cause,
     Status,
     StepKind,
     StepPlan,
@@ -280,3 +282,33 @@ def test_an_exchange_survives_json() -> None:
     trial = make_exchange_trial("all_to_all", 4, (16, 64), backend="gloo")
     assert from_builtins(json.loads(json.dumps(to_builtins(trial))), Trial) == trial
     assert trial.num_processes == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "advice"),
+    [
+        (Status.INVALID, Cause.UNUSABLE, ""),
+        (Status.INVALID, Cause.UNUSED_PARAMETERS, ""),
+        (Status.INVALID, Cause.OTHER_BATCH, ""),
+        (Status.INVALID, Cause.UNSUPPORTED, "fix the workload or script, or its options"),
+        (Status.INVALID, None, "fix the workload or script, or its options"),
+        (Status.CRASHED, Cause.UNUSABLE, "check the end of the logs"),
+        (Status.NOT_RUN, None, "fix what the reason names"),
+        (Status.TIMED_OUT, Cause.TIME_LIMIT, "see there where ranks wait, or raise --timeout"),
+    ],
+)
+def test_advice_is_left_out_where_the_reason_says_it(status: Status, cause: Cause | None, advice: str) -> None:
+    assert TrialResult(trial=make_record(), status=status, cause=cause).advice == advice
+
+
+def test_the_batch_of_a_rank_and_of_a_pass_follow_from_the_global_one() -> None:
+    ddp = make_record(strategy="ddp", num_ranks=2, global_batch=16, shape=StepShape(micro_batch=4))
+    assert (ddp.batch_per_rank, ddp.accumulation, ddp.batch_per_pass, ddp.num_processes) == (8, 2, 4, 2)
+    whole = replace(ddp, shape=StepShape())
+    assert (whole.accumulation, whole.batch_per_pass, whole.num_hosts) == (1, 8, 1)
+    threads = make_record(strategy="dp", num_ranks=2, global_batch=16)
+    assert (threads.num_processes, threads.batch_per_rank, threads.batch_per_pass) == (1, 8, 16)
+    assert threads.is_emulated
+    assert not ddp.is_emulated
+    linked = replace(ddp, num_ranks=4, link="1gbit", ranks_per_host=3)
+    assert (linked.num_hosts, replace(linked, ranks_per_host=2).num_hosts) == (2, 2)

@@ -13,12 +13,13 @@ from torch import nn
 from scalelab.errors import NotWritable, UsageError
 from scalelab.quantize import sessions
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.export import export_float_onnx, export_onnx
+from scalelab.quantize.export import _add_kernel, export_float_onnx, export_onnx
 from scalelab.quantize.network import CapturedNetwork, Grid, QuantizedNetwork, run_float
 from scalelab.quantize.pipeline import quantize_model
 from scalelab.quantize.scales import quantize_network
-from scalelab.quantize.sessions import open_session, profile_layers, run_session
+from scalelab.quantize.sessions import LayerKernel, open_session, profile_layers, run_session
 from scalelab.quantize.simulate import compute_integers, find_profile, simulate_logits
+from scalelab.records.quantized import LayerReport
 from scalelab.records.tasks import Quantization
 from scalelab.worker.models.networks import Lenet, Resnet18
 from tests.quantize.integer_nets import make_images, make_network
@@ -227,3 +228,22 @@ def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch.setattr(sessions.importlib, "import_module", import_module)
     with pytest.raises(UsageError, match=rf"needs {package}, .*: pip install 'scalelab\[quantize\]'"):
         export_onnx(make_network(0), tmp_path / "int8.onnx")
+
+
+QGEMM, GEMM = (LayerKernel(layer="fc", kernel=kernel, seconds=2.0) for kernel in ("QGemm", "Gemm"))
+
+
+@pytest.mark.parametrize(
+    ("int8", "before", "expected"),
+    [
+        (None, None, ("", None, None)),
+        (replace(QGEMM, kernel=""), replace(GEMM, seconds=0.0), ("", None, None)),
+        (QGEMM, replace(GEMM, seconds=3.0), ("QGemm", 2.0, 3.0)),
+        (replace(GEMM, is_float=True), None, ("float", 2.0, None)),
+    ],
+)
+def test_a_layer_has_the_kernels_and_times_of_both_models_if_they_ran(
+    int8: LayerKernel | None, before: LayerKernel | None, expected: tuple[str, float | None, float | None]
+) -> None:
+    found = _add_kernel(LayerReport(name="fc", op="linear"), int8, before)
+    assert (found.kernel, found.seconds, found.float_seconds) == expected

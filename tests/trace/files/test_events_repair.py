@@ -91,3 +91,7 @@ def test_a_header_that_is_no_object_is_no_header() -> None:
     with pytest.raises(msgspec.DecodeError):
         read_header(b"[]")
     assert read_header(b'{"distributedInfo": []}').distributed is None
+    assert read_header(b'{"host_name": "a"}').distributed is None
+    half = read_header(b'{"distributedInfo": {"rank": 3, "pg_config": 5}}').distributed
+    assert half is not None
+    assert (half.rank, half.pg_config) == (3, [])

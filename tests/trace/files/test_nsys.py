@@ -11,6 +11,8 @@ from scalelab.answers.trace.report import describe_traces
 from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
+from scalelab.trace.files import nsys
+from scalelab.trace.files.nsys import NsysFile
 from scalelab.trace.files.reader import find_trace_files, peek_rank
 from scalelab.trace.job_trace import JobTrace, read_ranks
 
@@ -136,6 +138,37 @@ def test_processes_that_count_alike_do_not_mix(tmp_path: Path) -> None:
     (launches,) = trace.counted[2].launches
     assert (launches.count, launches.num_kernels) == (2, 2)
     assert launches.median_delay_ns == pytest.approx(10_000, rel=0.01)
+
+
+def test_rows_become_events_of_their_process_device_and_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nsys, "BATCH_ROWS", 2)
+    export = Export(tmp_path / "rank0.sqlite")
+    export.kernel("gemm", 100, 50, 5, stream=7)
+    for number, (kind, device) in enumerate({1: 0, 2: 3, 8: 0, 10: 0, 99: 0}.items()):
+        times = (1000 * number, 1000 * number + 500)
+        export.add("CUPTI_ACTIVITY_KIND_MEMCPY", *times, device, 1, 9, 6, PROCESS + (1 << 24), 4096, kind)
+    export.mark("aten::mm, seq = 12", 80, 100)
+    export.mark("Iteration_4", 70, 300)
+    export.mark("lonely", 70, 300, kind=61)
+    batches = list(NsysFile(export.write()).batches())
+    found = [
+        (one.cat, one.name, one.pid, one.tid, one.args.correlation, one.args.sequence_number, int(start), int(end))
+        for batch in batches
+        for one, start, end in zip(batch.events, batch.start_ns, batch.end_ns, strict=True)
+    ]
+    second = 6 + (1 << 40)  # of the second process that is met
+    assert found == [
+        ("kernel", "gemm", 0, 7, 5, -1, 100_000, 150_000),
+        ("gpu_memcpy", "Memcpy HtoD", 0, 9, second, -1, 0, 500),
+        ("gpu_memcpy", "Memcpy DtoH", 3, 9, second, -1, 1000, 1500),
+        ("gpu_memcpy", "Memcpy DtoD", 0, 9, second, -1, 2000, 2500),
+        ("gpu_memcpy", "Memcpy PtoP", 0, 9, second, -1, 3000, 3500),
+        ("gpu_memcpy", "Memcpy", 0, 9, second, -1, 4000, 4500),
+        ("cuda_runtime", "cudaLaunchKernel", 4242, 4243, 5, -1, 90_000, 92_000),
+        ("cpu_op", "aten::mm", 4242, 4243, -1, 12, 80_000, 180_000),
+        ("user_annotation", "ProfilerStep#4", 4242, 4243, -1, -1, 70_000, 370_000),
+    ]
+    assert [len(batch.events) for batch in batches] == [1, 2, 2, 1, 1, 2]
 
 
 def test_the_rank_comes_from_the_name(tmp_path: Path) -> None:
