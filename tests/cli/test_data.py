@@ -47,6 +47,14 @@ def test_a_text_becomes_shards_and_the_next_command_is_printed(text: Path, capsy
     assert last == f"scalelab train --workload gpt2 --data tokens --data-path '{out}/poem_*.bin' --vocabulary 256"
 
 
+def test_the_beginning_of_a_text_is_named_as_such(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = text.parent / "shards"
+    assert main(["tokenize", str(text), "--out", str(out), "--test-share", "0", "--max-tokens", "1000"]) == 0
+    printed = capsys.readouterr().out
+    assert "1000 tokens from the beginning of 1.40 kB of text" in printed
+    assert len(open_shard(out / "poem_train_000001.bin")) == 1000
+
+
 def test_a_name_that_ends_in_bin_names_the_shards(text: Path) -> None:
     out = text.parent / "deep" / "verse.bin"
     assert main(["tokenize", str(text), "--out", str(out), "--test-share", "0", "--format", "v7"]) == 0
@@ -62,6 +70,7 @@ def test_a_name_that_ends_in_bin_names_the_shards(text: Path) -> None:
         ([], "no FILE to tokenize: name at least one"),
         (["TEXT", "--test-share", "1"], "--test-share must be"),
         (["TEXT", "--test-tokens", "-1"], "--test-tokens must be"),
+        (["TEXT", "--max-tokens", "0"], "--max-tokens must be"),
         (["TEXT", "--tokens-per-shard", "0"], "--tokens-per-shard must be"),
         (["TEXT", "--tokenizer", "gpt2"], "needs GPT-2's encoder.json as --vocab and its vocab.bpe as --merges"),
         (["TEXT", "--tokenizer", "words"], "--tokenizer"),

@@ -37,8 +37,8 @@ class WordTokenizer:
 
 
 def encode(path: Path, separator: str | None, part_size: int = 1 << 20) -> list[int]:
-    encoder = PairEncoder(WordTokenizer(), 999, separator, part_size)
-    return [int(token) for part in encoder.encode_file(path) for token in part]
+    encoder = PairEncoder(WordTokenizer(), 999, separator, part_size, piece_size=part_size // 2 + 1)
+    return [int(token) for part in encoder.encode_files([path]) for token in part]
 
 
 def expected_tokens(text: str, separator: str | None) -> list[int]:
@@ -56,11 +56,34 @@ def test_documents_begin_with_the_end_of_text_however_the_file_is_read(
     assert encode(path, separator, part_size) == expected_tokens(text, separator)
 
 
+@pytest.mark.parametrize(("num_files", "num_words"), [(1, 30), (6, 5)])
+def test_long_texts_and_many_short_ones_are_encoded_in_pieces_side_by_side(
+    num_files: int, num_words: int, tmp_path: Path
+) -> None:
+    """The package encodes the texts of a batch on all cores."""
+    batches: list[list[str]] = []
+
+    class CountingTokenizer(WordTokenizer):
+        def encode_batch(self, texts: list[str]) -> list[SimpleNamespace]:
+            batches.append(texts)
+            return super().encode_batch(texts)
+
+    paths = [tmp_path / str(number) for number in range(num_files)]
+    for path in paths:
+        path.write_text(" word" * num_words)
+    encoder = PairEncoder(CountingTokenizer(), 999, part_size=1000, piece_size=50)
+    (tokens,) = encoder.encode_files(paths)
+    assert tokens.tolist() == num_files * expected_tokens(" word" * num_words, None)
+    (batch,) = batches
+    assert max(map(len, batch)) <= 50
+    assert 3 <= len(batch) <= 6
+
+
 def test_bytes_are_the_tokens_of_any_file(tmp_path: Path) -> None:
     path = tmp_path / "any"
     path.write_bytes(bytes(range(256)) * 3)
     encoder = ByteEncoder(part_size=100)
-    parts = list(encoder.encode_file(path))
+    parts = list(encoder.encode_files([path]))
     assert max(len(part) for part in parts) == 100
     assert np.concatenate(parts).tolist() == list(range(256)) * 3
     assert encoder.vocabulary == 256
@@ -138,7 +161,7 @@ def encoder() -> PairEncoder:
 @needs(*BPE)
 def test_gpt2_knows_its_tokens(encoder: PairEncoder, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Hello world")
-    (tokens,) = encoder.encode_file(tmp_path / "a.txt")
+    (tokens,) = encoder.encode_files([tmp_path / "a.txt"])
     assert tokens.tolist() == [50256, 15496, 995]
     assert encoder.vocabulary == 50257
 

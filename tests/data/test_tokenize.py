@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,17 @@ def test_a_number_of_tokens_overrules_the_share(text: Path) -> None:
     assert tokenize(text, test_tokens=3).num_test == 3
 
 
+def test_a_shard_can_have_an_exact_number_of_tokens(text: Path) -> None:
+    written = tokenize_files(
+        [text, text.with_name("never read")], ByteEncoder(part_size=300), directory=text.parent, name="x",
+        max_tokens=777, test_tokens=77,
+    )  # fmt: skip
+    assert (written.num_test, written.num_train) == (77, 700)
+    tokens = [open_shard(path).tokens for path in (*written.test, *written.train)]
+    assert bytes(np.concatenate(tokens).astype(np.uint8)) == CONTENT[:777]
+    assert tokenize(text, max_tokens=5000).num_train == 900, "all there are"
+
+
 def test_several_texts_follow_each_other(text: Path) -> None:
     other = text.with_name("other.txt")
     other.write_bytes(b"\xff\xfe")
@@ -63,7 +74,7 @@ def test_several_texts_follow_each_other(text: Path) -> None:
 class FailingEncoder:
     vocabulary = 256
 
-    def encode_file(self, path: Path) -> Iterator[Tokens]:
+    def encode_files(self, paths: Sequence[Path]) -> Iterator[Tokens]:
         yield np.arange(10)
         raise OSError("the disk is gone")
 

@@ -4,9 +4,10 @@
     gpt2    byte-level BPE by the `tokenizers` package, from OpenAI's encoder.json and vocab.bpe; every document begins
             with <|endoftext|>
 
-Files are read in parts, in bounded memory. BPE may be cut between a character and the white space after it, because
-GPT-2 splits text into words with their leading space before it merges pairs (A. Radford et al., Language Models are
-Unsupervised Multitask Learners, 2019). Only a long text without white space is held in memory whole.
+Files are read in parts, in bounded memory, and encoded in pieces on all cores. BPE may be cut between a character and
+the white space after it, because GPT-2 splits text into words with their leading space before it merges pairs (A.
+Radford et al., Language Models are Unsupervised Multitask Learners, 2019). Only a long text without white space is held
+in memory whole.
 
 The number of tokens is known only after encoding, so tokens are spooled to a scratch file and shards are copied from
 it. The first tokens are the test shard; the rest is spread evenly, because a short last shard might be too small for a
@@ -33,17 +34,19 @@ from scalelab.records.files import storage_errors
 END_OF_TEXT = "<|endoftext|>"
 PART_SIZE = 1 << 20
 """Bytes read at once, and characters encoded at once."""
+PIECE_SIZE = 1 << 16
+"""Characters of a long text that one core encodes at once."""
 
 
 class Encoder(Protocol):
-    """Yields the tokens of a file in parts."""
+    """Yields the tokens of files in parts."""
 
     @property
     def vocabulary(self) -> int:
         """Number of different tokens."""
         ...
 
-    def encode_file(self, path: Path) -> Iterator[Tokens]: ...
+    def encode_files(self, paths: Sequence[Path]) -> Iterator[Tokens]: ...
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,10 @@ class ByteEncoder:
     def vocabulary(self) -> int:
         return 256
 
-    def encode_file(self, path: Path) -> Iterator[Tokens]:
-        for part in read_parts(path, self.part_size):
-            yield np.frombuffer(part, dtype=np.uint8)
+    def encode_files(self, paths: Sequence[Path]) -> Iterator[Tokens]:
+        for path in paths:
+            for part in read_parts(path, self.part_size):
+                yield np.frombuffer(part, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -70,20 +74,22 @@ class PairEncoder:
     separator: str | None = None
     """What documents end with; None: a file is one document."""
     part_size: int = PART_SIZE
+    piece_size: int = PIECE_SIZE
 
     @property
     def vocabulary(self) -> int:
         return int(self.tokenizer.get_vocab_size())
 
-    def encode_file(self, path: Path) -> Iterator[Tokens]:
+    def encode_files(self, paths: Sequence[Path]) -> Iterator[Tokens]:
         pieces: list[Piece] = []
         num_characters = 0
-        for piece in split_documents(decode_parts(path, self.part_size), self.separator, self.part_size):
-            pieces.append(piece)
-            num_characters += len(piece.text)
-            if num_characters >= self.part_size:
-                yield self._encode(pieces)
-                pieces, num_characters = [], 0
+        for path in paths:
+            for piece in split_documents(decode_parts(path, self.part_size), self.separator, self.part_size):
+                pieces += cut_piece(piece, self.piece_size)
+                num_characters += len(piece.text)
+                if num_characters >= self.part_size:
+                    yield self._encode(pieces)
+                    pieces, num_characters = [], 0
         if pieces:
             yield self._encode(pieces)
 
@@ -147,6 +153,15 @@ def split_documents(parts: Iterator[str], separator: str | None, part_size: int)
         yield Piece(is_beginning, held)
 
 
+def cut_piece(piece: Piece, most: int) -> Iterator[Piece]:
+    """The same in pieces of at most `most` characters, as far as white space allows."""
+    is_beginning, text = piece
+    while len(text) > most and (end := find_cut(text, most)):
+        yield Piece(is_beginning, text[:end])
+        is_beginning, text = False, text[end:]
+    yield Piece(is_beginning, text)
+
+
 def find_cut(text: str, most: int) -> int:
     """The last place up to `most` with a character before and white space after it; 0 if there is none.
 
@@ -200,15 +215,18 @@ def tokenize_files(
     kind: ShardKind = "v1",
     test_share: float = 0.1,
     test_tokens: int | None = None,
+    max_tokens: int | None = None,
     tokens_per_shard: int = 100_000_000,
 ) -> Tokenized:
-    """Write `name_val_000000` and `name_train_000001` … ; `test_tokens` overrides `test_share`."""
+    """Write `name_val_000000` and `name_train_000001` … ; `test_tokens` overrides `test_share`.
+
+    Reads no further than `max_tokens`, which counts the test set."""
     check_room(directory, name, kind, encoder.vocabulary)
     with storage_errors(directory, "--out"):
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as place:
             spool = Path(place) / "tokens"
-            num_tokens = spool_tokens(files, encoder, spool, kind)
+            num_tokens = spool_tokens(files, encoder, spool, kind, max_tokens)
             num_test = round(num_tokens * test_share) if test_tokens is None else test_tokens
             if num_test >= num_tokens:
                 raise UsageError(
@@ -241,14 +259,16 @@ def check_room(directory: Path, name: str, kind: ShardKind, vocabulary: int) -> 
         raise UsageError(f"{min(old)} already exists: remove {name}_*{suffix} there, or choose another --out")
 
 
-def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: ShardKind) -> int:
-    """Write all tokens to a scratch file; returns their number."""
+def spool_tokens(files: Sequence[Path], encoder: Encoder, spool: Path, kind: ShardKind, most: int | None) -> int:
+    """Write the tokens, up to `most`, to a scratch file; returns their number."""
     num_tokens = 0
     with spool.open("wb") as file:
-        for path in files:
-            for part in encoder.encode_file(path):
-                part.astype(FORMATS[kind].dtype).tofile(file)
-                num_tokens += len(part)
+        for part in encoder.encode_files(files):
+            kept = part if most is None else part[: most - num_tokens]
+            kept.astype(FORMATS[kind].dtype).tofile(file)
+            num_tokens += len(kept)
+            if num_tokens == most:
+                break
     if num_tokens == 0:
         raise UsageError(f"nothing to tokenize: {', '.join(map(str, files))} {_is_or_are(files)} empty")
     return num_tokens

@@ -264,6 +264,8 @@ class Tokenize:
     """Fraction of the tokens, from the start, kept as test set."""
     test_tokens: MaybeInt = None
     """Size of the test set in tokens, instead of --test-share."""
+    max_tokens: MaybeInt = None
+    """Stop after this many tokens, test set included. None: read all text."""
     tokens_per_shard: int = 100_000_000
     """Maximum tokens per shard."""
     format: ShardKind = "v1"
@@ -275,6 +277,8 @@ class Tokenize:
         check_at_least("tokens_per_shard", self.tokens_per_shard, 1)
         if self.test_tokens is not None:
             check_at_least("test_tokens", self.test_tokens, 0)
+        if self.max_tokens is not None:
+            check_at_least("max_tokens", self.max_tokens, 1)
         if not self.files:
             raise UsageError("no FILE to tokenize: name at least one")
         for file in self.files:
@@ -323,6 +327,7 @@ def tokenize(args: Sequence[str]) -> int:
         kind=wanted.format,
         test_share=wanted.test_share,
         test_tokens=wanted.test_tokens,
+        max_tokens=wanted.max_tokens,
         tokens_per_shard=wanted.tokens_per_shard,
     )
     print_written(wanted, written, encoder.vocabulary)
@@ -349,8 +354,9 @@ def print_written(wanted: Tokenize, written: Tokenized, vocabulary: int) -> None
     directory, name = wanted.place
     num_bytes = sum(file.stat().st_size for file in wanted.files)
     num_tokens = written.num_train + written.num_test
+    origin = "from" if num_tokens != wanted.max_tokens else "from the beginning of"
     print(  # noqa: T201
-        f"{_count(num_tokens)} tokens from {format_bytes(num_bytes)} of text, vocabulary {_count(vocabulary)}"
+        f"{_count(num_tokens)} tokens {origin} {format_bytes(num_bytes)} of text, vocabulary {_count(vocabulary)}"
         f" ({wanted.tokenizer})"
     )
     for split, number, paths in (("train", written.num_train, written.train), ("test", written.num_test, written.test)):
