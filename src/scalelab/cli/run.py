@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalelab.errors import UsageError
 from scalelab.studies.catalogue import STUDIES
@@ -66,23 +66,6 @@ def print_studies() -> None:
     print("\n".join(lines))  # noqa: T201
 
 
-def note_missing_batch(study: Any) -> None:
-    """Strong scaling of a script that is not given its batch: it may well divide one itself, or the study fails."""
-    script = getattr(study, "is_strong", False) and study.job.script
-    if script and max(study.ranks) > 1 and not script.sets_batch:
-        words = f"{script.label} must divide the {study.batch_words} by the number of ranks itself"
-        print(f"note: {words}; if it does not, write {{batch_per_rank}} where it takes its batch size", file=sys.stderr)  # noqa: T201
-
-
-def note_left_out(study: Any) -> None:
-    """The layouts that will not be measured, before the first launch."""
-    if hasattr(study, "sort_meshes"):
-        from scalelab.studies.strategies.layouts import warn_of_left_out
-
-        for caution in warn_of_left_out(study.sort_meshes()[1]):
-            print(f"note: {caution.message}", file=sys.stderr)  # noqa: T201
-
-
 def measure_study(study: Study, execution: Execution, command: Sequence[str]) -> int:
     """Plan, run, conclude, save and print; returns the exit code."""
     from scalelab.cli.batch import prepare, show_jobs, start_and_submit
@@ -97,13 +80,13 @@ def measure_study(study: Study, execution: Execution, command: Sequence[str]) ->
     if scheduler is not None:
         study, record = prepare(study, execution.submission, scheduler)
     trials = plan_trials(study)
-    note_left_out(study)
+    for words in study.find_notes():
+        print(f"note: {words}", file=sys.stderr)  # noqa: T201
     if execution.dry_run:
         print_plan(trials, execution)
         sys.stdout.write(show_jobs(study, trials, record, execution, command))
         return 0
     execution.output.check()
-    note_missing_batch(study)
     if record is not None:
         return start_and_submit(study, record, execution, command)
     launcher = choose_launcher(study.job, trials)

@@ -125,6 +125,14 @@ class StrongScaling(Scaling):
     def batch_words(self) -> str:
         return f"global batch {self.global_batch}"
 
+    def find_notes(self) -> list[str]:
+        """A script that is not given its batch may well divide one itself, or the study fails."""
+        script = self.job.script
+        if script is None or script.sets_batch or max(self.ranks) == 1:
+            return []
+        words = f"{script.label} must divide the {self.batch_words} by the number of ranks itself"
+        return [f"{words}; if it does not, write {{batch_per_rank}} where it takes its batch size"]
+
     def size_batch(self, num_ranks: int) -> int:
         return self.global_batch
 

@@ -330,6 +330,10 @@ class Study:
         """The answer from what has been measured so far."""
         raise NotImplementedError
 
+    def find_notes(self) -> list[str]:
+        """What a user should know before the first launch."""
+        return []
+
     def plan_more(self, results: Sequence[TrialResult]) -> list[Trial]:
         """What to run next, once every planned trial has a result; nothing ends the run."""
         return []

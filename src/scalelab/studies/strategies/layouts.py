@@ -126,6 +126,9 @@ class Layouts(Study):
         trials = plan_sweep(self.job, self.sampling, [*rows, *list_alone(self.job, trials)])
         return [*map(time_phases, trials), *plan_link(self.job, self.sampling, self.ranks)]
 
+    def find_notes(self) -> list[str]:
+        return [caution.message for caution in warn_of_left_out(self.sort_meshes()[1])]
+
     def _configure(self, mesh: Mesh) -> Configuration:
         strategy = choose_of_mesh(mesh)
         record, spreading = find_strategy(strategy), self.job.spreading
