@@ -154,8 +154,10 @@ def test_more_ranks_are_compared_with_the_most_that_were_measured(tmp_path):
     two, eight = scale_out(found.job, [2, 8], batch=64, is_weak=False)
     (gain,) = compare_with_measured(found, eight)
     ratio = found.measured[2].value / eight.step.value
-    assert gain.values["throughput_ratio"] == pytest.approx(ratio)
-    assert ("less than half of the ideal" in gain.text) == (ratio < 2.5)
+    interval = gain.values["throughput_ratio"]
+    assert interval.value == pytest.approx(ratio)
+    assert interval.low == pytest.approx(found.measured[2].value / eight.step.high)
+    assert ("less than half of the ideal" in gain.text) == (interval.high < 2.5)
     assert list(compare_with_measured(found, two)) == []
 
 

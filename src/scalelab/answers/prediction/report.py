@@ -194,12 +194,11 @@ def draw_parts(table: Table) -> Chart | None:
 def summarise(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Finding]:
     last = max(steps, key=lambda one: one.num_ranks)
     subject = f"{found.job.strategy} × {last.num_ranks}"
-    low, high = (format_quantity("ratio", value) for value in (last.speedup.low, last.speedup.high))
     under = f" with {', '.join(change.changes)}" if change.changes else ""
     yield PREDICTION(
         subject,
         f"On {format_count(last.num_ranks, 'rank')}{under} the speedup over {found.job.strategy} × 1 would be"
-        f" {format_ratio(last.speedup)} ({low} to {high}), an efficiency of"
+        f" {format_ratio(last.speedup)}, an efficiency of"
         f" {format_share(last.efficiency.value)}. A step would take {format_seconds(last.step.value)},"
         f" {format_share(last.exposed.value)} of it exposed communication.",
         num_ranks=last.num_ranks,
@@ -238,14 +237,16 @@ def compare_with_measured(found: MeasuredJob, last: ScaledStep) -> Iterator[Find
     if most >= last.num_ranks:
         return
     ranks = last.num_ranks / most
-    gain = found.measured[most].value / last.step.value * (ranks if found.is_weak else 1.0)
-    half = ": less than half of the ideal" if gain < 1 + (ranks - 1) / 2 else ""
-    text = f"{ranks:.3g} times the {most} measured ranks would give about {gain:.2f} times their throughput{half}."
+    now = found.measured[most].value * (ranks if found.is_weak else 1.0)
+    gain = last.step.map(lambda seconds: now / seconds)
+    half = ": less than half of the ideal" if gain.high < 1 + (ranks - 1) / 2 else ""
+    text = f"{ranks:.3g} times the {most} measured ranks would give {format_ratio(gain)} times their throughput{half}."
     yield GAIN(f"{found.job.strategy} × {last.num_ranks}", text, num_ranks=last.num_ranks, throughput_ratio=gain)
 
 
 def format_ratio(estimate: Prediction) -> str:
-    return format_quantity("ratio", estimate.value) if is_known(estimate) else "unknown"
+    value, low, high = (format_quantity("ratio", number) for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value if is_known(estimate) else 'unknown'} ({low} to {high})"
 
 
 def find_cautions(found: MeasuredJob, steps: Sequence[ScaledStep], change: WhatIf) -> Iterator[Caution]:
