@@ -11,13 +11,14 @@ from torch import nn
 
 from scalelab.errors import UsageError
 from scalelab.quantize.capture import capture_network
-from scalelab.quantize.lab.chain import LabLayer
+from scalelab.quantize.lab.chain import LabLayer, LabSettings, scale_network
 from scalelab.quantize.lab.observe import (
     LayerTally,
     Seen,
     Tallies,
     make_histogram,
     observe_activations,
+    report_histograms,
     report_layers,
 )
 from tests.quantize.lab.chains import make_images, make_lab, make_plain, observe
@@ -44,8 +45,26 @@ def test_numbers_that_are_all_the_same_have_a_histogram() -> None:
     seen.sort(torch.full((7,), 2.0))
     made = make_histogram("fc", "before", seen, None)
     assert sum(made.counts) == 7
-    assert made.low < made.high
-    assert made.deviation == 0
+    assert (made.low, made.high, made.mean, made.deviation) == (1.5, 2.5, 2.0, 0.0)
+    assert (made.chosen_low, made.chosen_high) == (None, None)
+
+
+def test_a_histogram_has_the_range_that_becomes_int8() -> None:
+    model, images = make_plain(), make_images()
+    network, seen = observe(model, images)
+    lab = scale_network(network, seen, LabSettings())
+    found = {(one.layer, one.kind): one for one in report_histograms(lab, seen, LabSettings())}
+    assert {kind for _, kind in found} == {"weights", "before", "after"}
+    for one in lab.layers:
+        if one.weight is not None:
+            assert one.layer.weight is not None
+            largest = float(one.layer.weight.abs().max())
+            weights, before, after = (found[one.name, kind] for kind in ("weights", "before", "after"))
+            assert (weights.chosen_low, weights.chosen_high) == pytest.approx((-largest, largest))
+            assert (before.chosen_low, before.chosen_high) == (-128 / one.scale, 127 / one.scale)
+            low = 0.0 if one.layer.has_relu else -128 / one.scale
+            assert (after.chosen_low, after.chosen_high) == (low, 127 / one.scale)
+    assert {one.layer.has_relu for one in lab.layers if one.weight is not None} == {True, False}
 
 
 def test_results_are_seen_before_and_after_relu() -> None:
