@@ -341,6 +341,27 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for edit in ("FloorDiv -> Mult", "128 -> 129", "8 -> 9")
     },
     (
+        "trace/stragglers.py",
+        "kind, is_up = group.kinds[row], group.sender == min(group.ranks)",
+        "Eq -> NotEq",
+    ): "tells the two ways of a transfer apart, whichever is called up",
+    (
+        "trace/rank_time.py",
+        "place = thread + np.searchsorted(np.sort(end), end) + 1",
+        "1 -> 2",
+    ): "places keep their order, and stay apart from those of the next thread",
+    (
+        "trace/merged.py",
+        'return gzip.open(path, "wb", compresslevel=3) if is_compressed else path.open("wb")'
+        "  # type: ignore[return-value]",
+        "3 -> 4",
+    ): "the same content in fewer bytes",
+    (
+        "trace/files/events.py",
+        "values[~is_usable] = 0.0",
+        "0.0 -> 1.0",
+    ): "any number will do: what is not usable is left out",
+    (
         "trace/idle.py",
         "np.add.at(self.count, bins, 1)",
         "1 -> 2",

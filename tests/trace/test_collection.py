@@ -187,3 +187,13 @@ def test_collectives_come_in_the_order_of_their_start(tmp_path: Path) -> None:
 
 def test_no_collectives_are_an_empty_list() -> None:
     assert list(CollectiveList()) == []
+
+
+def test_a_recorded_group_of_one_is_one(tmp_path: Path) -> None:
+    builder = GroupedBuilder(num_ranks=4)
+    builder.groups = {"0": (0, 1, 2, 3), "1": (0, 1)}
+    for size, name in ((1, "alone"), (0, "1"), (3, "1"), (0, "alone")):
+        args = {"Group size": size, "Process Group Name": name}
+        builder.collective("allreduce", 10 * size + 100 * len(name), 5, **args)
+    found = read_rank(builder.write(tmp_path / "t.json")).collectives
+    assert [(one.group, one.group_size) for one in found] == [("1", 2), ("1", 3), ("alone", None), ("alone", 1)]

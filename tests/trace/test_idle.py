@@ -62,6 +62,8 @@ def test_the_most_costly_pairs_come_first_and_name_what_ended_last(tmp_path: Pat
     ]  # fmt: skip
     overlapping = TraceBuilder().kernel("long", 0, 10).kernel("short", 2, 3).kernel("next", 15, 1)
     overlapping.kernel("elsewhere", 0, 12, 8)
+    together = TraceBuilder().kernel("a", 0, 10).kernel("short", 15, 1).kernel("long", 15, 9)
+    assert [pair.after for pair in count(together, tmp_path).pairs] == ["long"], "of what begins at once, the outer"
     found = count(overlapping, tmp_path)
     assert [(lane.lane.thread, lane.busy_ns) for lane in found.idle] == [("8", 12_000), ("7", 11_000)]
     (pair,) = found.pairs

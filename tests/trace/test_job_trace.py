@@ -238,3 +238,16 @@ def test_what_reads_traces_starts_no_thread_and_can_be_forked() -> None:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_runtime", "device"),
+    [("gloo", True, "calls of its library on the host"), ("gloo", False, ""), ("xccl", False, "backend xccl")],
+)
+def test_a_trace_without_kernels_may_be_of_a_job_on_a_device(
+    tmp_path: Path, backend: str, has_runtime: bool, device: str
+) -> None:
+    builder = TraceBuilder(backend=backend, num_ranks=1).operator("aten::mm", 0, 10)
+    if has_runtime:
+        builder.launch("cudaLaunchKernel", 2, 3, 1)
+    assert read_ranks([builder.write(tmp_path / "t.json")]).ranks[0].tables.missing_device == device

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from scalelab.trace.alignment import find_increasing
-from scalelab.trace.pairing import CLOSE_NS, Ends, pair_close, pair_ends, repeats
+from scalelab.trace.pairing import CLOSE_NS, Ends, _Candidate, pair_close, pair_ends, repeats
 
 SECOND = 1_000_000_000
 RNG = np.random.default_rng
@@ -145,3 +147,10 @@ def test_a_list_repeats_from_one_collective_on(period: int, num: int) -> None:
     assert repeats(even, CLOSE_NS)
     uneven = make_ends(np.arange(num), 1_000_000.0 * np.arange(num) ** 1.5)
     assert not repeats(uneven, CLOSE_NS)
+
+
+def test_steps_agree_only_where_both_are_known() -> None:
+    ends = 1e6 * np.arange(5)
+    steps = ([1, None, 2, 3, None], [1, None, 3, 3, 4])
+    left, right = (replace(make_ends(np.arange(5), ends), steps=own) for own in steps)
+    assert _Candidate(left, right, np.stack([np.arange(5)] * 2, axis=1)).num_same_step == 2

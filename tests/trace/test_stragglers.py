@@ -342,3 +342,25 @@ def test_a_link_is_slow_if_all_groups_of_its_rank_are_and_else_the_group() -> No
     assert find(1, 3) == [SlowPart(kind="link", name="link of rank 2", ranks=(2,), slower=pytest.approx(0.2))]
     assert find(1) == [SlowPart(kind="group", name="group of ranks 2, 3", ranks=(2, 3), slower=pytest.approx(0.2))]
     assert [one.ranks for one in find(0, 4)] == [(1,)]
+
+
+def test_ranks_with_other_lists_are_compared_at_no_place() -> None:
+    replay = make_replay(np.zeros((3, 4)), role=np.tile([0, 1, 1, 2], 3))
+    assert len(set(replay.positions.tolist())) == 9
+    assert len(set(replay.positions[1::4].tolist())) == 3
+    assert (replay.positions[1::4] == replay.positions[2::4]).all()
+    assert replay.row.tolist() == np.repeat([0, 1, 2], 4).tolist()
+
+
+def test_a_rank_does_not_wait_for_what_it_sends(tmp_path: Path) -> None:
+    """Rank 0 sends four batches: each of its own times counts from before them; the receiver's from the last."""
+    job = read_ranks(build_pipelines(tmp_path, OWN_US))
+    assert job.matching is not None
+    replay = build_replay(job.matching.groups, job.by_rank)
+    sent = {number for number, group in enumerate(job.matching.groups) if group.sender is not None}
+    is_transfer = np.isin(replay.groups, list(sent))[replay.row]
+    waited_for = replay.before[replay.before >= 0]
+    senders = {job.matching.groups[number].sender for number in sent}
+    assert senders == {0, 2, 4, 6}
+    assert not any(replay.rank[one] in senders for one in waited_for if is_transfer[one])
+    assert any(replay.rank[one] not in senders for one in waited_for if is_transfer[one])

@@ -139,7 +139,7 @@ class _Candidate:
         times = self.left.ends[self.pairs[:, 0]][self.voters]
         rest = (self._differences[self.voters] - self.offset).astype(np.float64)
         if self.drift:
-            rest -= self.drift * (times - times[0])
+            rest -= self.drift * times
         return np.asarray(np.abs(rest - np.median(rest))) if len(rest) else rest
 
     @property

@@ -61,6 +61,22 @@ def test_the_rank_that_never_came_is_named_with_its_last_line(tmp_path: Path) ->
     assert "train.py:13" in elsewhere.text
 
 
+def test_every_rank_has_what_it_completed_and_what_it_called(tmp_path: Path) -> None:
+    (group,) = inspect_flight(read_dumps(write_hang(tmp_path)))
+    assert (group.last_completed, group.last_called) == ({0: 3, 1: 3, 2: 3}, {0: 4, 1: 3, 2: 4})
+    assert (group.ranks, group.undumped, group.waiting, group.missing) == ((0, 1, 2), (), (0, 2), (1,))
+    assert group.mismatch == {}
+    stuck = group.stuck
+    assert stuck is not None
+    assert (stuck.sequence, stuck.kind, stuck.sizes, stuck.dtypes) == (4, "all_reduce", "[[4]]", "Float")
+    assert (stuck.is_started, stuck.is_completed, stuck.created_ns) == (True, False, 10**18 + 4)
+    late = [make_entry(7, is_done=False), make_entry(8, is_done=False) | {"state": "scheduled", "time_created_ns": 0}]
+    (group,) = inspect_flight(read_dumps([write_dump(tmp_path, 0, late, num_ranks=1)]))
+    assert (group.last_completed, group.last_called) == ({0: 6}, {0: 8}), "a ring of the last ones"
+    scheduled = read_dump(write_dump(tmp_path, 0, late, num_ranks=1)).entries[1]
+    assert (scheduled.is_started, scheduled.is_completed, scheduled.created_ns) == (False, False, None)
+
+
 def test_complete_collectives_are_not_a_hang(tmp_path: Path) -> None:
     paths = [write_dump(tmp_path, rank, [make_entry(1), make_entry(2)]) for rank in range(3)]
     assert [one.kind for one in describe_flight(read_dumps(paths)).findings] == ["complete-collectives"]
