@@ -342,6 +342,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     },
     (
         "trace/stragglers.py",
+        "return np.asarray(self.role * len(self.index) + self.index)",
+        "Add -> Sub",
+    ): "every role and index still has a number of its own",
+    (
+        "trace/stragglers.py",
         "kind, is_up = group.kinds[row], group.sender == min(group.ranks)",
         "Eq -> NotEq",
     ): "tells the two ways of a transfer apart, whichever is called up",

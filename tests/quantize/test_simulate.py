@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,16 @@ from torch.nn import functional
 
 from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize import simulate as simulation
+from scalelab.quantize.eager_kernels import make_average_multiplier, make_bias, make_multiplier
 from scalelab.quantize.network import Grid, Layer, QuantizedLayer, QuantizedNetwork, compute_layer
-from scalelab.quantize.simulate import bound_sum, find_size, simulate_logits, sum_products
+from scalelab.quantize.simulate import (
+    bound_sum,
+    find_profile,
+    find_size,
+    scale_to_numbers,
+    simulate_logits,
+    sum_products,
+)
 from tests.quantize.integer_nets import make_images, make_network
 from tests.quantize.simulated import simulate
 
@@ -129,3 +138,73 @@ def test_a_layer_that_is_kept_in_float_is_computed_from_the_numbers_of_its_input
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownName, match="fbgemm, onnxruntime, qnnpack"):
         simulate(make_network(0), make_images(0), "onnx")
+
+
+SOURCE, TARGET = Grid(scale=0.5, zero_point=100), Grid(scale=4.0, zero_point=10)
+
+
+def make_layer(*, scales: tuple[float, ...] = (0.25, 2.0), bias: bool = True, **fields: Any) -> QuantizedLayer:
+    """Weights 3, −4 and 5, 6 with bias 7 and −8: powers of two as scales, so that nothing is rounded."""
+    return QuantizedLayer(
+        layer=Layer(name="fc", op="linear", weight=torch.zeros(2, 2)),
+        output=TARGET,
+        weight=torch.tensor([[3, -4], [5, 6]], dtype=torch.int8),
+        weight_scale=torch.tensor(scales),
+        bias=torch.tensor([7, -8], dtype=torch.int32) if bias else None,
+        **fields,
+    )
+
+
+def test_the_largest_sum_is_that_of_the_end_furthest_from_the_zero_point() -> None:
+    assert bound_sum(make_layer(), SOURCE) == 11 * 155 + 8
+    assert bound_sum(make_layer(bias=False), Grid(scale=1.0, zero_point=200)) == 11 * 200
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["onnxruntime", "qnnpack", "fbgemm"])
+@pytest.mark.parametrize("scales", [(0.25, 2.0), (0.5, 0.5), (0.5,)])
+def test_sums_become_steps_by_the_scales_of_input_weight_and_output(
+    name: str, bias: bool, scales: tuple[float, ...]
+) -> None:
+    layer, sums = make_layer(scales=scales, bias=bias), torch.tensor([[16.0, 24.0], [-32.0, 8.0]], dtype=torch.float64)
+    expected = (sums + (torch.tensor([7, -8]) if bias else 0)) * 0.5 * torch.tensor(scales) / 4
+    assert find_profile(name).scale(sums, layer, SOURCE).tolist() == expected.tolist()
+    assert scale_to_numbers(sums, layer, SOURCE).tolist() == (4 * expected).tolist()
+    if bias:
+        multiplier = make_multiplier(layer, SOURCE)
+        assert multiplier.tolist() == [0.5 * scale / 4 for scale in (scales * 2)[:2]]
+        found = make_bias(layer, multiplier)
+        assert found is not None
+        assert found.tolist() == [7 * float(multiplier[0]), -8 * float(multiplier[1])]
+
+
+def test_of_an_unrounded_layer_sums_become_numbers() -> None:
+    layer = make_layer(is_unrounded=True)
+    assert make_multiplier(layer, SOURCE).tolist() == [0.125, 1.0]
+    assert make_bias(make_layer(bias=False), torch.ones(2)) is None
+    assert float(make_average_multiplier(SOURCE, TARGET, 8)) == 0.5 / (4 * 8)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "qnnpack"])
+def test_sums_and_averages_are_those_of_the_numbers(name: str) -> None:
+    rules, other = find_profile(name), Grid(scale=2.0, zero_point=50)
+    one, two = (torch.tensor([[value]], dtype=torch.uint8) for value in (140, 58))
+    # (140 − 100) · 0.5 + (58 − 50) · 2 = 36, which is 9 steps of 4.
+    assert rules.add([one, two], [SOURCE, other], TARGET, False).tolist() == [[19]]
+    low = torch.tensor([[0]], dtype=torch.uint8)
+    assert rules.add([low, two], [SOURCE, other], TARGET, False).tolist() == [[2]]  # −50 + 16 = −34: −8.5 to even
+    assert rules.add([low, two], [SOURCE, other], TARGET, True).tolist() == [[10]]
+    images = torch.tensor([[[[140, 180], [100, 116]]]], dtype=torch.uint8)  # 20, 40, 0 and 8: 17 in the mean
+    whole = Layer(name="pool", op="average_pool")
+    assert rules.average(whole, images, SOURCE, TARGET).flatten().tolist() == [10 + 4]
+    padded = replace(whole, kernel=(2, 2), stride=(1, 2), padding=(1, 0))
+    assert rules.average(padded, images, SOURCE, TARGET).flatten().tolist() == [10 + 4, 10 + 4, 10]
+
+
+def test_the_size_of_a_window_is_that_of_torch() -> None:
+    layer = Layer(name="conv", op="conv", stride=(2, 3), padding=(1, 2), dilation=(2, 1))
+    for image in ((9, 11), (10, 12), (13, 8)):
+        expected = torch.nn.functional.conv2d(
+            torch.zeros(1, 1, *image), torch.zeros(1, 1, 3, 4), None, (2, 3), (1, 2), (2, 1)
+        )
+        assert find_size(layer, image, (3, 4)) == tuple(expected.shape[2:])

@@ -133,7 +133,7 @@ class Replay:
     @cached_property
     def positions(self) -> NDArray[np.int64]:
         """What is compared: the place in the list, of ranks with the same list."""
-        return np.asarray(self.role * (self.index.max(initial=0) + 1) + self.index)
+        return np.asarray(self.role * len(self.index) + self.index)
 
 
 def inspect_fleet(job: JobTrace) -> Fleet | None:
