@@ -341,6 +341,34 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for edit in ("FloorDiv -> Mult", "128 -> 129", "8 -> 9")
     },
     (
+        "trace/files/reader.py",
+        "if len(complete) < len(events):",
+        "Lt -> LtE",
+    ): "where all events are complete, there is nothing else to read",
+    (
+        "trace/windows.py",
+        "block = max(256, 2 * self._piece_records // len(self._pieces))",
+        "FloorDiv -> Mult",
+    ): "the same records in fewer reads",
+    **{
+        (
+            "trace/job_trace.py",
+            "missing = list(islice((rank for rank in range(sizes[0]) if rank not in known), 9))",
+            edit,
+        ): "eight are listed: one more says that there are more, and so do several"
+        for edit in ("9 -> 10", "9 -> 13.5")
+    },
+    (
+        "trace/alignment.py",
+        "if (np.diff(values) > 0).all():",
+        "0 -> 1",
+    ): "of an increasing list, the search that follows finds all places too",
+    (
+        "trace/linking.py",
+        "if all(call.start_ns <= run.start_ns and _may_agree(run, call) for run, call in pairs):",
+        "LtE -> Lt",
+    ): "the search that follows finds the calls that begin with their run as well",
+    (
         "trace/stragglers.py",
         "return np.asarray(self.role * len(self.index) + self.index)",
         "Add -> Sub",

@@ -15,7 +15,15 @@ from scalelab.answers.trace.view import TraceView, make_counters
 from scalelab.predict.devices import DEVICES, recognize_device
 from scalelab.report.document import Document
 from scalelab.trace import windows
-from scalelab.trace.attribution import Attribution, AttributionCounter, Caller, WorkTime, find_distinct_columns
+from scalelab.trace.attribution import (
+    Attribution,
+    AttributionCounter,
+    Caller,
+    CallerTime,
+    WorkTime,
+    add_asked,
+    find_distinct_columns,
+)
 from scalelab.trace.files.events import Arguments
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import read_ranks
@@ -229,3 +237,9 @@ def test_a_table_without_columns_has_no_numbers() -> None:
     firsts, places = find_distinct_columns(np.empty((6, 0), dtype=np.int64))
     assert not len(firsts)
     assert not len(places)
+
+
+def test_callers_of_several_ranks_are_added_up_the_most_time_first() -> None:
+    mm, relu, add = (Caller("forward", f"aten::{name}") for name in ("mm", "relu", "add"))
+    times = [CallerTime(mm, 1, 10), CallerTime(relu, 2, 30), CallerTime(add, 1, 25), CallerTime(mm, 3, 15)]
+    assert add_asked(times) == [CallerTime(relu, 2, 30), CallerTime(add, 1, 25), CallerTime(mm, 4, 25)]

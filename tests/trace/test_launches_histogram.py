@@ -118,6 +118,14 @@ def test_calls_are_added_up_by_name_with_their_bounds() -> None:
     assert list(tally.finish()) == [plain, graph]
 
 
+def test_a_kernel_that_seems_to_begin_before_its_launch_has_no_delay() -> None:
+    tally, calls = LaunchTally(NAMES), make_records([(10, 20, PLAIN, 1, Kind.LAUNCH)])
+    kernels = make_records([(5, 40, GEMM, 1, Kind.COMPUTE)])
+    tally.add(kernels, LaunchMatcher(NAMES).match(calls, kernels), np.array([True]))
+    (found,) = tally.finish()
+    assert (found.median_delay_ns, found.p95_delay_ns, found.call_ns, found.num_short_kernels) == (0, 0, 10, 0)
+
+
 LANE = Lane(process="0", thread="7", is_device=True)
 
 

@@ -65,6 +65,17 @@ def test_a_regular_beat_leaves_doubt_unless_the_clock_is_the_same() -> None:
     assert pair_ends(left, left, is_same_clock=True).certainty == 1
 
 
+def test_certainty_is_one_minus_what_the_best_other_pairing_explains() -> None:
+    """On an even beat, a list that lacks the eighth fits as well moved by one: 18 pairs of 19, of what both have."""
+    ends = 1e6 * np.arange(20)
+    found = pair_ends(make_ends(np.arange(20), ends), make_ends(np.delete(np.arange(20), [7]), ends))
+    explained = 2 * 18 / (19 + 18)
+    assert found.agreement == 2 * 19 / 39
+    assert found.certainty == pytest.approx(1 - 18 * explained / (19 * found.agreement))
+    ahead = pair_ends(make_ends(np.arange(16), ends), make_ends(np.arange(4, 20), ends))
+    assert (ahead.certainty, len(ahead.pairs)) == (1 - 15 / 16, 16)
+
+
 def test_an_extra_collective_is_paired_with_none() -> None:
     ends = np.cumsum(RNG(3).normal(3e6, 5e5, 40))
     with_extra = np.sort(np.append(np.delete(ends, [7, 21]), [ends[7] - 4e5, ends[30] + 1e6]))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from scalelab.answers.trace.overview import describe_fleet, format_ranks, is_spread
 from scalelab.answers.trace.view import TraceView
+from scalelab.trace.files.events import GroupInfo
 from scalelab.trace.job_trace import JobTrace, read_ranks
 from scalelab.trace.stragglers import (
     Fleet,
@@ -24,6 +25,7 @@ from scalelab.trace.stragglers import (
     attribute,
     build_replay,
     find_long_stage,
+    find_places,
     find_slow_links,
     inspect_fleet,
     score_ranks,
@@ -364,3 +366,11 @@ def test_a_rank_does_not_wait_for_what_it_sends(tmp_path: Path) -> None:
     assert senders == {0, 2, 4, 6}
     assert not any(replay.rank[one] in senders for one in waited_for if is_transfer[one])
     assert any(replay.rank[one] not in senders for one in waited_for if is_transfer[one])
+
+
+def test_a_pipeline_of_one_rank_has_no_stages(tmp_path: Path) -> None:
+    builder = FleetBuilder(rank=3, num_ranks=4)
+    trace = read_ranks([builder.kernel("gemm", 0, 1).write(tmp_path / "t.json")]).ranks[0]
+    for ranks, stage in (([3], None), ([1, 3], 1), ([0, 1], None)):
+        trace.header.distributed.pg_config = [GroupInfo(pg_name="0", pg_desc="mesh_pp", ranks=ranks)]  # type: ignore[union-attr]
+        assert find_places({3: trace}) == {3: Place(host="node1", rail=None, stage=stage)}

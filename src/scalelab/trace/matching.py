@@ -247,8 +247,7 @@ def _sort_into_lanes(ranks: Mapping[int, RankTrace]) -> dict[GroupKey, dict[int,
 
 def _is_one_group(lanes: Mapping[int, _GroupLane]) -> bool:
     """Whether these ranks may share a group; more than it has are several groups of one name, in old traces."""
-    first = next(iter(lanes.values())).collectives[0]
-    size = first.group_size if first.kind not in POINT_TO_POINT or first.peer is None else None
+    size = next(iter(lanes.values())).collectives[0].group_size
     return 1 < len(lanes) <= (size or len(lanes))
 
 

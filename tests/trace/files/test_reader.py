@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalelab.trace import windows as spool
 from scalelab.trace.files import pieces
-from scalelab.trace.files.events import LARGEST_NS, Batch
+from scalelab.trace.files.events import LARGEST_NS, Batch, needs_decimals
 from scalelab.trace.files.reader import TraceFile
 from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
@@ -81,6 +81,36 @@ def test_an_event_without_a_usable_duration_is_left_out_and_counted(tmp_path: Pa
     found, file = read_all(path)
     assert [name for name, _, _ in found] == ["good", "good"]
     assert file.num_unusable == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [("1", '"NaN"'), ('"NaN"', "1"), ("1", "1e400"), ("1", "null"), ("null", "1"), ("1", "-1")]
+)
+def test_so_it_is_among_exact_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: tuple[str, str]) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
+    late = ("1712345678901234.567", "1")
+    assert read_times(tmp_path, *[late] * 9, bad, late) == [(1712345678901234567, 1712345678901235567)] * 10
+
+
+def test_whole_microseconds_need_no_decimals_below_2_to_the_53() -> None:
+    assert [needs_decimals([2**53 - 1, 1]), needs_decimals([2**53]), needs_decimals([])] == [False, True, False]
+    assert [needs_decimals([2.0**43]), needs_decimals([2.0**43 - 1]), needs_decimals([2**43, 0.5])] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_readings_of_memory_are_those_of_devices(tmp_path: Path) -> None:
+    def make(held: int, kind: int, name: str = "[memory]", time: str = "2") -> str:
+        args = f'{{"Total Allocated": {held}, "Total Reserved": {held + 5}, "Device Type": {kind}}}'
+        return f'{{"ph": "i", "name": "{name}", "ts": {time}, "args": {args}}}'
+
+    events = [make(0, 1), make(7, 1), make(-1, 1), make(7, 0), make(7, 1, "other"), make(7, 1, time="null"), make(9, 2)]
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{", ".join(events)}]}}')
+    _, file = read_all(path)
+    assert file.memory.tolist() == [[2000, 0, 5], [2000, 7, 12], [2000, 9, 14]]
 
 
 def test_items_that_are_no_events_are_counted(tmp_path: Path) -> None:
