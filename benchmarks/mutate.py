@@ -11,7 +11,7 @@ that import the edited module from the start, a few test files each: first those
 module which imports it. A test that fails there must pass without the edit. A mutant that all of them pass is a
 survivor, printed with its line; so is one that passed in a fork, if the time ends before the rest. Mutants that nothing
 judged in time are counted as "no time", not in the rate. Those that are equivalent to the original are counted apart:
-`EXPLAINED` lists them, and a count that is compared with 1.5 in place of 1 is one. Mutants follow the seed.
+`rigs/equivalents.py` lists them, and a count that is compared with 1.5 in place of 1 is one. Mutants follow the seed.
 `python benchmarks/mutate.py --mutants 30 --packages predict`.
 """
 
