@@ -253,7 +253,7 @@ def test_what_cannot_be_measured_again_is_refused(words: tuple[str, ...], messag
 
 def test_an_unknown_revision_is_refused_with_the_words_of_git(repository: Path, tmp_path: Path) -> None:
     store = store_run(tmp_path / "runs", make_own(repository))
-    with pytest.raises(UsageError, match="--at v9: git rev-parse failed"):
+    with pytest.raises(UsageError, match=r"--at v9: git rev-parse failed.*: is it a branch, tag or commit of "):
         make_interleaved([store], revisions=["v9"], runs_dir=tmp_path / "runs")
 
 

@@ -95,9 +95,9 @@ def compare_runs(before: RunSide, after: RunSide, *, is_interleaved: bool = Fals
     after = _match_workload(before, _match_single(before, after))
     common = [name for name, arm in before.arms.items() if name in after.arms and arm.trial.configuration != "control"]
     if not common:
+        first, second = (", ".join(name for name in one.arms if name != "control") or "none" for one in (before, after))
         raise UsageError(
-            f"runs {before.name} and {after.name} have no configuration in common:"
-            f" {', '.join(before.arms) or 'none'} against {', '.join(after.arms) or 'none'}"
+            f"runs {before.name} and {after.name} have no configuration in common: {first} against {second}"
         )
     yardstick = None if is_interleaved else find_yardstick(before, after)
     if is_interleaved:

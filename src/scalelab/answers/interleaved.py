@@ -155,7 +155,7 @@ class Interleaved(Study):
         plans = [{(one.round, one.configuration): one for one in side.load(rounds).plan()} for side in self.sides]
         common = [key for key in plans[0] if key in plans[1] and key[1] != CONTROL]
         if not common:
-            names = [", ".join(dict.fromkeys(one for _, one in plan)) or "none" for plan in plans]
+            names = [", ".join(dict.fromkeys(one for _, one in plan if one != CONTROL)) or "none" for plan in plans]
             raise UsageError(f"A and B have no configuration in common: {names[0]} against {names[1]}")
         trials = []
         for number, name in common:
@@ -258,7 +258,10 @@ def _place_side(side: MeasuredSide, revision: str, runs_dir: Path) -> MeasuredSi
         raise UsageError(f"--at {revision} needs a workload or script of your own: {side.name} has {job.workload}")
     directory = own if own.is_dir() else own.parent
     repository = run_git(directory, "rev-parse", "--show-toplevel", what=f"--at {revision}")
-    commit = run_git(directory, "rev-parse", "--verify", f"{revision}^{{commit}}", what=f"--at {revision}")
+    try:
+        commit = run_git(directory, "rev-parse", "--verify", f"{revision}^{{commit}}", what=f"--at {revision}")
+    except UsageError as error:
+        raise UsageError(f"{error}: is it a branch, tag or commit of {repository}?") from error
     place = runs_dir.resolve() / ".worktrees" / f"{commit[:12]}-{uuid.uuid4().hex[:8]}"
     return replace(side, repository=repository, revision=commit, place=str(place), name=f"{side.name} at {revision}")
 

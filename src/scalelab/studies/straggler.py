@@ -42,7 +42,7 @@ LABELS = {UNDELAYED: "no delay", DELAYED: "delayed"}
 BASE = "the step without stalls"
 OF_BASE = f"of {BASE}"
 STALLS = "excess over the slowest rank's own time and the exposed all-reduce"
-EXCESS_NOTE = "excess: what the slow rank spends more in that phase than the rank that it is compared with"
+EXCESS_NOTE = "excess: extra time of the slow rank in that phase, over the rank it is compared with"
 WAITING_NOTE = "waiting: of the rank that waits longest for the others"
 MOST_NAMED = 3
 """How many slow ranks are named after the slowest; the others are in the table."""
@@ -249,8 +249,8 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
     if largest.share.high is None or largest.share.high >= SMALLEST_EXCESS:
         share = format_interval("share", largest.share)
         text = (
-            f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} takes"
-            f" {share} of the step longer, which may be nothing or over {limit}."
+            f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} exceeds the others by"
+            f" {share} of the step (slow: {limit} or more); use more --rounds."
         )
         yield _make_straggler(label, text, largest, "unresolved", weight)
         return

@@ -66,7 +66,7 @@ def make_probe_table(search: BatchSearch) -> Table:
         share_column("limit_share", "of the limit", lambda row: row[1] / limit if row[1] and limit else None),
         notes=(
             "in the order in which they were tried",
-            "peak: the most that a limit counts, on the rank that takes most",
+            "peak: the most that counts towards the limit, on the rank with the most",
             "predicted: by the line through two earlier probes, before this one ran",
         ),
     )

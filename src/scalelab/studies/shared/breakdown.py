@@ -128,12 +128,13 @@ def warn_of_rest(arm: Arm) -> Iterator[Caution]:
     if unexplained:
         worst = max(unexplained, key=lambda parts: abs(parts.rest_share))
         # Parts are timed in their own steps: on a loaded machine those may take longer than the clean ones.
-        whole = f"add up to {format_share(1 - worst.rest_share)} of" if worst.rest_share < 0 else "leave unexplained"
-        over = "" if worst.rest_share < 0 else f" {format_share(worst.rest_share)} of"
+        is_over = worst.rest_share < 0
+        share = format_share(1 - worst.rest_share if is_over else worst.rest_share)
+        words = f"add up to {share} of the clean step" if is_over else f"leave {share} of the clean step unexplained"
         yield UNEXPLAINED(
             arm.label,
-            f"{arm.label}: the parts of a step, timed in their own steps, {whole}{over} the clean step on rank"
-            f" {worst.rank} (limit {format_share(LARGEST_REST)})",
+            f"{arm.label}: the parts of a step, timed in their own steps, {words} on rank {worst.rank}"
+            f" (limit {format_share(LARGEST_REST)})",
             "close other programs, or raise --phase-steps and --rounds",
             share=worst.rest_share,
             rank=worst.rank,

@@ -305,8 +305,9 @@ def _describe_losses(arms: Sequence[Arm], reference: Arm) -> Iterator[Finding]:
         text = f"All strategies train the same: losses differ by {size}, as expected from another order of summation."
     else:
         text = (
-            f"The strategies do not train the same: losses differ by {size}. Dropout draws other masks on every rank,"
-            " and batch norm sees only a rank's own samples; without either, see whether ranks split the batch."
+            f"The strategies do not train the same: losses differ by up to {format_share(largest)} ({label}). Dropout"
+            " draws different masks on every rank, and batch norm sees only a rank's own samples; without either, check"
+            " whether ranks split the batch."
         )
     weight = DETAIL if is_same else REASON
     yield LOSSES_EQUAL("" if is_same else label, text, weight=weight, is_equal=is_same, difference=largest)
