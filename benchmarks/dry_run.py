@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalelab.units import parse_seconds
+from scalelab.checks import parse_seconds
 
 BAR = 2.0
 SHORT = ["--rounds", "3", "--steps", "15", "--no-control"]

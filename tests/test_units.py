@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalelab.analysis.estimate import Estimate
+from scalelab.checks import parse_bytes, parse_seconds
 from scalelab.errors import UsageError
 from scalelab.units import (
     GROUP_SEPARATOR,
+    REST_HIDDEN,
     UNKNOWN,
     Quantity,
     Unit,
@@ -23,12 +25,12 @@ from scalelab.units import (
     format_estimate,
     format_interval,
     format_known,
+    format_points,
     format_quantity,
     format_seconds,
     format_share,
     format_value,
-    parse_bytes,
-    parse_seconds,
+    list_some,
 )
 
 quantities = st.sampled_from([name for name in get_args(Quantity) if name != "text"])
@@ -264,6 +266,18 @@ def test_a_time_that_cannot_be_read_is_named_with_the_accepted_forms(text: str) 
 )
 def test_a_count_agrees_with_its_noun(number: int, noun: str, words: str) -> None:
     assert format_count(number, noun) == words
+
+
+def test_a_long_list_says_how_much_it_leaves_out() -> None:
+    assert list_some(["a", "b"], 2) == "a, b"
+    assert list_some([1, 2, 3], 2) == "1, 2 and 1 more"
+    assert list_some(range(9), 3, REST_HIDDEN) == "0, 1, 2 …"
+    assert list_some([], 3) == ""
+
+
+def test_points_have_a_sign() -> None:
+    assert format_points(-0.0141) == "−1.41"
+    assert format_points(0.02, 1) == "+2.0"
 
 
 def test_an_interval_wider_than_its_number_says_its_ends() -> None:

@@ -4,6 +4,8 @@ Error messages of workloads, names in somebody else's run directory and logs may
 window titles, links, movements of the cursor, letters that run backwards. `clean_text` (one line) and `clean_lines` (a
 log or a traceback) take out colours and spell every other control character, `\\x1b`. Renderers use them for each text
 of a document; the command line prints through a `GuardedStream`, so that no message is forgotten.
+
+`parse_*` read sizes, times and rates as a person types them.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any, TextIO, TypeVar, cast
 
 from scalelab.errors import UsageError
+from scalelab.units import GROUP_SEPARATOR
 
 T = TypeVar("T")
 
@@ -156,3 +161,58 @@ def guard_stream(stream: TextIO) -> TextIO:
 def find_unguarded(stream: TextIO) -> TextIO:
     """The stream itself, for colours, progress bars and formats that are clean by their renderer."""
     return stream.unguarded if isinstance(stream, GuardedStream) else stream
+
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+_BYTES = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+_SECONDS = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,24})?)\s*(ns|us|µs|μs|ms|min|m|s|h|d)\s*")
+_SECONDS_PER = {
+    "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6), "μs": Fraction(1, 10**6),
+    "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600),
+    "d": Fraction(86400),
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """A size as a person types it: decimal (512MB, 1.5G) or binary (2GiB), or bare bytes."""
+    match = _BYTES.fullmatch(text.replace(GROUP_SEPARATOR, "").strip())
+    factors = _BINARY if match and match[3] else _DECIMAL
+    if match is None or match[2].lower() not in factors:
+        raise UsageError(f"{text!r} is not a valid size: use a form such as 512MB, 2GiB, 1.5G or 4096")
+    return round(Fraction(match[1]) * factors[match[2].lower()])
+
+
+@lru_cache(maxsize=256)
+def parse_seconds(text: str) -> float:
+    """A time as a person types it: 30s, 10min, 1.5h, 200ms, "1 min 20 s", or bare seconds."""
+    stripped = text.replace(GROUP_SEPARATOR, "").strip()
+    if re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,24})?", stripped):
+        stripped += "s"
+    parts = _SECONDS.findall(stripped)
+    if not parts or _SECONDS.sub("", stripped):
+        raise UsageError(
+            f"{text!r} is not a valid duration: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)"
+        )
+    return float(sum(Fraction(number) * _SECONDS_PER[symbol] for number, symbol in parts))
+
+
+def parse_bit_rate(text: str) -> float:
+    """Bits per second as tc takes them: 1gbit, 100mbit, 2.5gbit, 64kbit; a trailing /s is allowed."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,24})?) ?([kmgt]?)bit(?:/s)?", text.strip().lower())
+    rate = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0.0
+    if rate < 1:
+        raise UsageError(f"{text!r} is not a valid rate: use a form such as 1gbit, 100mbit or 64kbit")
+    return rate
+
+
+def parse_percent(text: str) -> float:
+    """A share from 5% or 0.05."""
+    plain = text.strip()
+    try:
+        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"{text!r} is not a valid percentage: use a form such as 5%")
+    return share

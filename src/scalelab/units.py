@@ -19,15 +19,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
 from typing import Literal, Protocol
-
-from scalelab.errors import UsageError
 
 Quantity = Literal[
     "text", "count", "seconds", "bytes", "rate", "ratio", "share", "number", "loss", "accuracy", "epochs", "latency",
@@ -89,7 +84,6 @@ _SCALES: Mapping[Quantity, Sequence[tuple[str, float, float]]] = {
 
 _USUAL_DECIMALS: Mapping[Quantity, int] = {"ratio": 2, "share": 0}
 """The most decimals that a second digit of ± may add."""
-
 
 _FIXED_DECIMALS: Mapping[Quantity, int] = {"loss": 4, "accuracy": 2, "epochs": 2}
 """Figures compared digit by digit with those of another run; fewer where intervals leave fewer."""
@@ -210,7 +204,7 @@ def format_estimate(estimate: Measured | None, unit: Unit) -> str:
         return UNKNOWN
     size, width = abs(estimate.value), estimate.half_width or 0.0
     if width > NARROW * size and _is_lopsided(estimate, UNEVEN if width > WIDE * size else LOPSIDED):
-        return _format_ends(estimate, unit)
+        return _format_ends(estimate, _refine(estimate.low, 1, unit))
     number, half_width = _convert(estimate.value, unit.factor), _convert(estimate.half_width, unit.factor)
     if number is None or half_width is None:
         is_rounded = unit.symbol != "%" and number is not None and not number.is_integer()
@@ -231,8 +225,7 @@ def _refine(number: float | None, digits: int, unit: Unit) -> Unit:
 
 def _format_ends(estimate: Measured, unit: Unit) -> str:
     """`1.43 (0.55 to 1.55)`."""
-    finer = _refine(estimate.low, 1, unit)
-    value, low, high = (format_value(number, finer) for number in (estimate.value, estimate.low, estimate.high))
+    value, low, high = (format_value(number, unit) for number in (estimate.value, estimate.low, estimate.high))
     return f"{value} ({low} to {high})"
 
 
@@ -247,10 +240,9 @@ def _is_lopsided(estimate: Measured, limit: float) -> bool:
 def format_quantity(quantity: Quantity, value: float | Measured | None) -> str:
     """One number or estimate for a sentence, with its unit: "413.0 ± 2.0 ms", "1.92 ± 0.02", "64 MB"."""
     unit = choose_unit(quantity, [value])
-    if value is None or isinstance(value, int | float):
-        text = format_value(value, unit)
-    else:
-        text = format_estimate(value, unit)
+    text = (
+        format_value(value, unit) if value is None or isinstance(value, int | float) else format_estimate(value, unit)
+    )
     return text if text == UNKNOWN or unit.suffix or not unit.symbol else f"{text} {unit.symbol}"
 
 
@@ -289,8 +281,12 @@ def format_interval(quantity: Quantity, estimate: Measured) -> str:
     ends = ((end, limit) for end in (estimate.low, estimate.high) for limit in limits if end != limit)
     if any(format_value(end, unit) == format_value(limit, unit) for end, limit in ends):
         unit = replace(unit, decimals=unit.decimals + 1)  # an end must not round to the limit it is compared with
-    low, value, high = (format_value(number, unit) for number in (estimate.low, estimate.value, estimate.high))
-    return f"{value} ({low} to {high})"
+    return _format_ends(estimate, unit)
+
+
+def format_points(change: float, decimals: int = 2) -> str:
+    """A difference of two shares in percentage points, with its sign: "−1.41"."""
+    return f"{100 * change:+.{decimals}f}".replace("-", "−")
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -319,6 +315,15 @@ def format_count(number: int, noun: str) -> str:
     return f"{_format_number(number, 0)} {noun}{'es' if noun.endswith(('s', 'nch', 'tch', 'x')) else 's'}"
 
 
+def list_some(values: Sequence[object], most: int, rest: str = " and {} more") -> str:
+    """The first of many, and how many are left out; `REST_HIDDEN` does not count them."""
+    left_out = len(values) - most
+    return ", ".join(map(str, values[:most])) + (rest.format(left_out) if left_out > 0 else "")
+
+
+REST_HIDDEN = " …"
+
+
 def format_learning_rate(rate: float | None) -> str:
     """Three digits and a power of ten, as papers and logs write it; from 1 on without the power."""
     return "–" if rate is None else f"{rate:.3g}" if rate >= 1 else f"{rate:.2e}"
@@ -342,58 +347,3 @@ def format_duration(seconds: float | None) -> str:
             rest = count % factor // minor
             return f"{count // factor} {symbol}" + (f" {rest} {minor_symbol}" if rest else "")
     return f"{math.floor(seconds + 0.5)} s"
-
-
-_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
-_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-_BYTES = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
-_SECONDS = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,24})?)\s*(ns|us|µs|μs|ms|min|m|s|h|d)\s*")
-_SECONDS_PER = {
-    "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6), "μs": Fraction(1, 10**6),
-    "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "min": Fraction(60), "h": Fraction(3600),
-    "d": Fraction(86400),
-}  # fmt: skip
-
-
-def parse_bytes(text: str) -> int:
-    """A size as a person types it: decimal (512MB, 1.5G) or binary (2GiB), or bare bytes."""
-    match = _BYTES.fullmatch(text.replace(GROUP_SEPARATOR, "").strip())
-    factors = _BINARY if match and match[3] else _DECIMAL
-    if match is None or match[2].lower() not in factors:
-        raise UsageError(f"{text!r} is not a valid size: use a form such as 512MB, 2GiB, 1.5G or 4096")
-    return round(Fraction(match[1]) * factors[match[2].lower()])
-
-
-@lru_cache(maxsize=256)
-def parse_seconds(text: str) -> float:
-    """A time as a person types it: 30s, 10min, 1.5h, 200ms, "1 min 20 s", or bare seconds."""
-    stripped = text.replace(GROUP_SEPARATOR, "").strip()
-    if re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]{1,24})?", stripped):
-        stripped += "s"
-    parts = _SECONDS.findall(stripped)
-    if not parts or _SECONDS.sub("", stripped):
-        raise UsageError(
-            f"{text!r} is not a valid duration: use a form such as 30s, 10min, 1.5h, 200ms or 90 (seconds)"
-        )
-    return float(sum(Fraction(number) * _SECONDS_PER[symbol] for number, symbol in parts))
-
-
-def parse_bit_rate(text: str) -> float:
-    """Bits per second as tc takes them: 1gbit, 100mbit, 2.5gbit, 64kbit; a trailing /s is allowed."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,24})?) ?([kmgt]?)bit(?:/s)?", text.strip().lower())
-    rate = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0.0
-    if rate < 1:
-        raise UsageError(f"{text!r} is not a valid rate: use a form such as 1gbit, 100mbit or 64kbit")
-    return rate
-
-
-def parse_percent(text: str) -> float:
-    """A share from 5% or 0.05."""
-    plain = text.strip()
-    try:
-        share = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise UsageError(f"{text!r} is not a valid percentage: use a form such as 5%")
-    return share

@@ -20,7 +20,7 @@ import tyro
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict
 from scalelab.answers.comparison import NO_VERDICT, compare_runs, read_side
-from scalelab.checks import check_at_least, read_flag
+from scalelab.checks import check_at_least, parse_percent, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, check_writable, write_outputs
 from scalelab.errors import UsageError
@@ -31,7 +31,7 @@ from scalelab.report.document import Document
 from scalelab.report.findings import select
 from scalelab.runs.pool import open_run_or_pool
 from scalelab.studies.shared.sweep import VERDICT
-from scalelab.units import format_share, parse_percent
+from scalelab.units import format_share
 
 
 class Gate(StrEnum):

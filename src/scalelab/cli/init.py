@@ -30,7 +30,7 @@ from scalelab.records.launchers import LauncherName
 from scalelab.records.trial import Status, TrialResult
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Configuration, Sampling, plan_rounds
-from scalelab.units import format_count, format_loss, format_seconds
+from scalelab.units import format_count, format_loss, format_seconds, list_some
 
 INSPECTION_SECONDS = 300
 NUM_SAMPLES = 4
@@ -187,9 +187,8 @@ def write_with_inspection(target: Target, arguments: str) -> str:
 
 def describe_unused(names: Sequence[str]) -> str:
     """Parameters that the loss of the written file does not reach: DDP would refuse them."""
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return (
-        f"{', '.join(names[:2])}{more} get no gradient from this output: add the others to compute_loss, or run with"
+        f"{list_some(names, 2)} get no gradient from this output: add the others to compute_loss, or run with"
         " --find-unused-parameters"
     )
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from scalelab.answers.plan import PlanSweep, add_confirmation, describe_plan
-from scalelab.checks import check_at_least, check_positive, flag, read_flag
+from scalelab.checks import check_at_least, check_positive, flag, parse_bytes, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.errors import UnknownName, UsageError
@@ -30,7 +30,6 @@ from scalelab.records.settings import MaybeFloat, MaybeInt
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import to_builtins
 from scalelab.report.document import Document
-from scalelab.units import parse_bytes
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="NUMBER")]
 Bytes = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]

@@ -23,7 +23,7 @@ from scalelab.answers.prediction.predicted_job import (
     read_job,
     says_link,
 )
-from scalelab.checks import check_at_least, read_flag
+from scalelab.checks import check_at_least, parse_bytes, parse_seconds, read_flag
 from scalelab.cli.flags import RunsDir, parse_flags
 from scalelab.cli.output import Output, write_outputs
 from scalelab.data.remote import fetch_remote
@@ -37,7 +37,7 @@ from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.document import Document
 from scalelab.runs.pool import POOLED, open_run_or_pool
-from scalelab.units import format_count, parse_bytes, parse_seconds
+from scalelab.units import format_count
 
 if TYPE_CHECKING:
     from scalelab.studies.scaling.study import Scaling

@@ -40,8 +40,9 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from scalelab.analysis.link import LineFit
+from scalelab.checks import parse_bit_rate, parse_bytes, parse_seconds
 from scalelab.errors import UsageError
-from scalelab.units import format_bytes, parse_bit_rate, parse_bytes, parse_seconds
+from scalelab.units import format_bytes
 
 HALVES = ("all_gather", "reduce_scatter")
 SEND = "send"

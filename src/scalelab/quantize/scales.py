@@ -29,6 +29,7 @@ from scalelab.errors import UnknownName, UsageError
 from scalelab.quantize.calibrate import Calibration
 from scalelab.quantize.network import PASSING, CapturedNetwork, Grid, Layer, QuantizedLayer, QuantizedNetwork
 from scalelab.records.tasks import Quantization
+from scalelab.units import list_some
 
 WEIGHT_LIMIT = 127
 LARGEST_INT32 = 2**31 - 1
@@ -78,8 +79,7 @@ def list_remarks(network: CapturedNetwork, calibration: Calibration) -> tuple[st
     for layer in network.layers:
         dead = list_dead_channels(layer)
         if dead:
-            few = ", ".join(map(str, dead[:5])) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
-            which = f"channel {few} has" if len(dead) == 1 else f"channels {few} have"
+            which = f"channel {dead[0]} has" if len(dead) == 1 else f"channels {list_some(dead, 5)} have"
             remarks.append(f"{layer.name}: {which} only zero weights")
         histogram = calibration.histograms.get(layer.name)
         if histogram is not None and histogram.is_constant:

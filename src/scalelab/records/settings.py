@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from scalelab.checks import check_at_least, check_not_negative, check_positive, flag, read_flag
+from scalelab.checks import check_at_least, check_not_negative, check_positive, flag, parse_seconds, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.strategy import Phase, parse_mesh
-from scalelab.units import parse_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from scalelab.records.trial import Cause, Status, Trial, TrialResult, from_built
 from scalelab.report.document import Document, render_json
 from scalelab.report.findings import Caution, CautionKind
 from scalelab.runs.scheduler import Guidance, Listener, TrialStarted, ignore_event, run_trials
-from scalelab.units import format_bytes
+from scalelab.units import format_bytes, list_some
 
 if TYPE_CHECKING:
     from scalelab.studies.shared.study import Study
@@ -136,19 +136,13 @@ def watch_neighbours(store: RunStore, study: Study, listener: Listener) -> Itera
         )
 
 
-def list_some(names: Sequence[str]) -> str:
-    """The first of many names, and how many more there are."""
-    left_out = len(names) - MOST_NAMED
-    return ", ".join(names) if left_out <= 1 else f"{', '.join(names[:MOST_NAMED])} and {left_out} more"
-
-
 def warn_of_neighbours(store: RunStore) -> Iterator[Caution]:
     names = list(dict.fromkeys(Path(run).name for run in read_neighbours(store.path)))
     if names:
         which = "another run" if len(names) == 1 else f"{len(names)} other runs"
         yield NEIGHBOUR(
             ", ".join(names),
-            f"{which} of scalelab measured on the same cores at the same time: {list_some(names)}",
+            f"{which} of scalelab measured on the same cores at the same time: {list_some(names, MOST_NAMED)}",
             "measure again when nothing else runs, or give each its own cores with taskset",
             num_runs=len(names),
         )
@@ -208,10 +202,10 @@ def look_at_hosts(results: Sequence[TrialResult], environment: Environment) -> I
     started = (result for result in results if not LAUNCHERS[result.trial.launcher].is_on_this_machine)
     hosts = sorted({rank.host for result in started for rank in result.ranks if rank.host})
     if hosts and environment.host not in hosts:
-        named = f"{hosts[0]}{f' and {len(hosts) - 1} more' if len(hosts) > 1 else ''}"
         yield OTHER_HOST(
             "",
-            f"ranks ran on {named}, but the recorded processor, memory and GPUs are those of {environment.host}",
+            f"ranks ran on {list_some(hosts, 1)}, but the recorded processor, memory and GPUs are those of"
+            f" {environment.host}",
             "start it on a node of the allocation, or submit it from outside",
             num_hosts=len(hosts),
         )

@@ -31,6 +31,7 @@ from scalelab.trace.alignment import measure_spread
 from scalelab.trace.job_trace import JobTrace
 from scalelab.trace.matching import MatchedGroup
 from scalelab.trace.rank_trace import RankTrace
+from scalelab.units import REST_HIDDEN, list_some
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -364,12 +365,9 @@ def find_slow_links(replay: Replay, members: Sequence[tuple[int, ...]], places: 
         name = f"link of {one}" if one else f"links of ranks {', '.join(map(str, suspects[:8]))}"
         return [SlowPart(kind="link", name=name, ranks=tuple(suspects), slower=slower)]
     slowest = {members[n]: score for n, score in sorted(slow.items(), key=lambda item: item[1])}  # both ways of a pair
-    return [SlowPart(kind="group", name=f"group of ranks {_shorten(ranks)}", ranks=ranks, slower=score)
+    names = {ranks: list_some(ranks, 4, f"{REST_HIDDEN} {ranks[-1]}") for ranks in slowest}
+    return [SlowPart(kind="group", name=f"group of ranks {names[ranks]}", ranks=ranks, slower=score)
             for ranks, score in slowest.items()]  # fmt: skip
-
-
-def _shorten(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:4])) + (f" … {ranks[-1]}" if len(ranks) > 4 else "")
 
 
 def _group_alike(replay: Replay, stragglers: Sequence[SlowPart]) -> Iterable[Alike]:

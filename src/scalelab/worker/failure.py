@@ -27,7 +27,7 @@ from torch import nn
 from scalelab.errors import NotSupported, OtherBatch, ScalelabError, UsageError
 from scalelab.records.tasks import SCRIPT_MARK
 from scalelab.records.trial import Cause, Status
-from scalelab.units import format_bytes
+from scalelab.units import format_bytes, list_some
 from scalelab.worker.memory.limit import has_reached_limit
 
 MEMORY_WORDS = re.compile(
@@ -107,8 +107,7 @@ def _name_unused(error: BaseException, model: nn.Module | None) -> str:
         return "some parameters"
     names = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
     found = [names[number] for number in map(int, numbers[1].split()) if number < len(names)]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"parameters {', '.join(found[:MOST_NAMED])}{more}"
+    return f"parameters {list_some(found, MOST_NAMED)}"
 
 
 def _say_request(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import MAIN, REASON, Finding, FindingKind
 from scalelab.report.tables import count_column, make_table, ratio_column, seconds_column, share_column, text_column
 from scalelab.trace.stragglers import Fleet, SlowPart, inspect_fleet
-from scalelab.units import format_count, format_seconds, format_share
+from scalelab.units import REST_HIDDEN, format_count, format_seconds, format_share, list_some
 
 STRAGGLER = FindingKind(
     "trace-straggler",
@@ -99,7 +99,7 @@ def is_spread(fleet: Fleet) -> bool:
 def make_stragglers_table(fleet: Fleet) -> Table:
     def list_places(one: SlowPart) -> str:
         hosts = sorted({fleet.places[rank].host for rank in one.ranks} - {""})
-        return ", ".join(hosts[:3]) + (" …" if len(hosts) > 3 else "") if hosts else "–"
+        return list_some(hosts, 3, REST_HIDDEN) or "–"
 
     return make_table(
         fleet.stragglers,
@@ -139,7 +139,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
         else:
             ranges.append([rank, rank])
     texts = [str(low) if low == high else f"{low}–{high}" for low, high in ranges]
-    return ", ".join(texts[:MOST_NAMED]) + (" …" if len(texts) > MOST_NAMED else "")
+    return list_some(texts, MOST_NAMED, REST_HIDDEN)
 
 
 def draw_lateness(fleet: Fleet) -> Chart | None:

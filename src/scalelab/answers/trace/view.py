@@ -29,7 +29,7 @@ from scalelab.trace.rank_trace import MakeCounter, RankTrace
 from scalelab.trace.timeline import SHOWN_KINDS, EventCounter, RankEvents, pack_job
 from scalelab.trace.waiting import JobArrivals, KindSummary, find_arrivals, select_steps, summarise_kinds
 from scalelab.trace.windows import Steps
-from scalelab.units import format_count, format_seconds
+from scalelab.units import REST_HIDDEN, format_count, format_seconds, list_some
 
 NS = 1e-9
 LONGEST_NAME = 60
@@ -114,7 +114,7 @@ class TraceView:
         known = {step.number for trace in self.job.ranks for step in trace.tables.steps}
         missing = sorted((self.steps or frozenset()) - known)
         if missing:
-            listed = ", ".join(map(str, sorted(known)[:20])) + (" …" if len(known) > 20 else "")
+            listed = list_some(sorted(known), 20, REST_HIDDEN)
             raise UsageError(
                 f"--step {missing[0]} is in no trace; the traces have {f'steps {listed}' if known else 'no steps'}"
             )

@@ -18,10 +18,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from scalelab.checks import check_at_least, check_positive, flag, read_flag
+from scalelab.checks import check_at_least, check_positive, flag, parse_seconds, read_flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, Scheduler, find_scheduler
-from scalelab.units import parse_seconds
 
 DEFAULT_WALL_TIME = "30min"
 DEFAULT_POLL = "10s"

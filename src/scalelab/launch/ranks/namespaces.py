@@ -42,8 +42,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalelab.checks import parse_bit_rate
 from scalelab.errors import LaunchFailed, UsageError
-from scalelab.units import parse_bit_rate
 
 INSIDE = "inside"
 UNSHAPED = "unshaped"

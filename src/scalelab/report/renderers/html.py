@@ -52,7 +52,7 @@ from scalelab.report.renderers.theme import (
     make_config,
 )
 from scalelab.report.tables import MOST_FINDINGS, TextColumn, format_columns, list_notes
-from scalelab.units import PLUS_MINUS, format_bytes
+from scalelab.units import PLUS_MINUS, format_bytes, list_some
 
 LONG_PROSE = 40
 """Cells with more letters than this get more room before they are broken into lines."""
@@ -273,9 +273,7 @@ def set_downloads(document: Document, archive: Archive | None) -> str:
         carried.insert(0, ("raw", archive.name, "application/zip", inside, archive.content))
         words += " Traces, logs and checkpoints stay with the run."
         if archive.left_out:
-            shown = ", ".join(archive.left_out[:5])
-            more = f" and {len(archive.left_out) - 5} more" if len(archive.left_out) > 5 else ""
-            words += f" Too large for this page: {shown}{more}."
+            words += f" Too large for this page: {list_some(archive.left_out, 5)}."
     links = f'<a class="button" href="#document" data-file="document" download="{stem}.json" type="application/json">'
     links += f"{stem}.json <small>the whole document</small></a>"
     blocks = ""

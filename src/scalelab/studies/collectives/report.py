@@ -38,7 +38,7 @@ from scalelab.studies.shared.cautions import (
     warn_of_load,
 )
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED
-from scalelab.units import format_bytes, format_known, format_share
+from scalelab.units import format_bytes, format_known, format_share, list_some
 
 GLOO_NOTE = "gloo runs a reduce-scatter as an all-reduce of the whole: it sends twice its size"
 FIT_NOTES = (
@@ -246,9 +246,8 @@ def _name_misfits(every: Sequence[TransferSeries], fits: Mapping[str, LinkFit | 
         fit = fits[series.trial.configuration]
         misfits = sorted(fit.line.misfits, key=lambda misfit: -abs(misfit.ratio - 1)) if fit else []
         if misfits:
-            listed = ", ".join(f"{format_bytes(m.payload_bytes)} {m.ratio:.2f}×" for m in misfits[:MOST_NAMED])
-            more = f" and {len(misfits) - MOST_NAMED} more" if len(misfits) > MOST_NAMED else ""
-            named[series.trial.label] = f"{listed}{more}"
+            sizes = [f"{format_bytes(m.payload_bytes)} {m.ratio:.2f}×" for m in misfits]
+            named[series.trial.label] = list_some(sizes, MOST_NAMED)
     if named:
         yield MISFITS(
             ", ".join(named),

@@ -17,7 +17,7 @@ import tyro
 
 from scalelab.analysis.link import TransferSeries, fit_series, group_transfers
 from scalelab.analysis.traffic import POINT_TO_POINT
-from scalelab.checks import check_at_least, check_positive, read_flag
+from scalelab.checks import check_at_least, check_positive, parse_bytes, parse_seconds, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.namespaces import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
@@ -38,7 +38,7 @@ from scalelab.studies.collectives.report import (
 )
 from scalelab.studies.shared.job import Job, check_devices
 from scalelab.studies.shared.study import Study, check_ranks, describe_bare_trial
-from scalelab.units import format_bytes, format_count, parse_bytes, parse_seconds
+from scalelab.units import format_bytes, format_count
 
 GROWTH = 4
 """Each size is this many times the one before."""

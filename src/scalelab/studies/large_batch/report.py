@@ -40,6 +40,7 @@ from scalelab.units import (
     format_interval,
     format_known,
     format_learning_rate,
+    format_points,
     format_quantity,
     format_share,
 )
@@ -336,7 +337,7 @@ def _format_points(change: Estimate, sign: int = 1) -> str:
 def _format_change(change: Estimate) -> str:
     if change.low is None or change.high is None:
         return f"{_format_points(change)}, without an interval"
-    low, value, high = (f"{100 * number:+.1f}".replace("-", "−") for number in (change.low, change.value, change.high))
+    low, value, high = (format_points(number, 1) for number in (change.low, change.value, change.high))
     return f"{value} points, {low} to {high}"
 
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from scalelab.analysis.batch_limits import choose_next_batch
-from scalelab.checks import check_at_least, read_flag
+from scalelab.checks import check_at_least, parse_percent, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import read_available_memory
 from scalelab.records.settings import MaybeInt
@@ -45,7 +45,7 @@ from scalelab.studies.max_batch.report import (
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
 from scalelab.studies.shared.sweep import describe_placement
-from scalelab.units import format_bytes, parse_percent
+from scalelab.units import format_bytes
 
 PROBE_PLAN = StepPlan(lead_in_steps=4, clean_steps=1, phase_steps=0, comm_free_steps=0, cycles=1)
 FORECAST_BATCHES = (16, 64)

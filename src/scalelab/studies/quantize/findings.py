@@ -28,7 +28,15 @@ from scalelab.studies.quantize.answer import (
 )
 from scalelab.studies.quantize.report import RUNTIME_TITLES, name_reference
 from scalelab.studies.shared.cautions import UNTRAINED, name_failure, warn_of_load
-from scalelab.units import format_bytes, format_count, format_quantity, format_seconds, format_share, format_times
+from scalelab.units import (
+    format_bytes,
+    format_count,
+    format_points,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_times,
+)
 
 STANDS_OUT = 0.5
 """A layer is to blame if it makes this share of the noise, and twice as much as the next."""
@@ -98,7 +106,7 @@ def format_change(difference: Estimate) -> str:
     size = f" {abs(points):.2f} points of accuracy" if points else ""
     if difference.low is None or difference.high is None:
         return f"{verb}{size}"
-    ends = " to ".join(f"{100 * end:+.2f}".replace("-", "−") for end in (difference.low, difference.high))
+    ends = " to ".join(map(format_points, (difference.low, difference.high)))
     return f"{verb}{size} ({ends}{'' if points else ' points'})"
 
 
@@ -208,7 +216,7 @@ def _describe_blame(quantized: Quantized, answers: Sequence[StageAnswer]) -> Ite
 def _describe_trials(blame: LayerBlame) -> str:
     if blame.only is None or blame.without is None:
         return ""
-    only, without = (f"{100 * change:+.2f}".replace("-", "−") for change in (blame.only, blame.without))
+    only, without = format_points(blame.only), format_points(blame.without)
     return f"; alone in int8 it changes accuracy by {only} points, all others without it by {without}"
 
 

@@ -19,7 +19,7 @@ from scalelab.report.findings import Caution, CautionKind
 from scalelab.studies.shared.accelerators import look_at_devices
 from scalelab.studies.shared.arms import Arm
 from scalelab.studies.shared.script import look_at_script
-from scalelab.units import format_quantity, format_share
+from scalelab.units import format_quantity, format_share, list_some
 
 MOST_NAMED = 3
 """How many outliers are named, the others are counted; how many rows may have warnings of their own."""
@@ -346,9 +346,8 @@ def _name_disturbed(arms: Sequence[Arm]) -> Iterator[Caution]:
     found = {arm.label: find_disturbed(arm.clean) for arm in arms}
     slow = sorted(((over, label, n) for label, rounds in found.items() for n, over in rounds.items()), reverse=True)
     if slow:
-        named = [f"{label} in round {n} ({over:.1f}×)" for over, label, n in slow[:MOST_NAMED]]
-        more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
-        text = f"single rounds took over 1.5 times the row's median: {', '.join(named)}{more}; intervals reach that far"
+        named = list_some([f"{label} in round {n} ({over:.1f}×)" for over, label, n in slow], MOST_NAMED)
+        text = f"single rounds took over 1.5 times the row's median: {named}; intervals reach that far"
         yield DISTURBED(", ".join(filter(found.get, found)), text, "something else ran then: measure again")
 
 

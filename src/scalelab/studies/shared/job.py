@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from scalelab.checks import check_at_least, check_positive, flag, read_flag
+from scalelab.checks import check_at_least, check_positive, flag, parse_bytes, parse_seconds, read_flag
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.namespaces import UNSHAPED, parse_link
 from scalelab.records.environment import count_cores, find_gpus, installed_version
@@ -42,7 +42,6 @@ from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Script, StepPlan
 from scalelab.records.trial import Option
 from scalelab.studies.shared.script import ScriptFlags, ScriptSource
-from scalelab.units import parse_bytes, parse_seconds
 from scalelab.workloads.catalogue import BUILT_IN, find_workload, make_options, resolve_options
 from scalelab.workloads.image_options import ImageOptions
 from scalelab.workloads.source import OwnWorkload, is_in_library, read_library_workload, split_name

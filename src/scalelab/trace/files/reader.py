@@ -43,6 +43,7 @@ from scalelab.trace.files.events import (
     repair_events,
 )
 from scalelab.trace.files.pieces import Pieces
+from scalelab.units import REST_HIDDEN, list_some
 
 if TYPE_CHECKING:
     from scalelab.trace.files.nsys import NsysFile
@@ -235,7 +236,7 @@ def _search(directory: Path) -> list[Path]:
         return _list_traces(places[0])
     if places:
         names = [str(place.relative_to(directory)).removesuffix("/trace") for place in places]
-        listed = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+        listed = list_some(names, 6, REST_HIDDEN)
         raise UsageError(
             f"{directory} has traces of {len(places)} recordings ({listed}): give one, such as {directory / names[-1]}"
         )
