@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalelab.errors import UsageError
+from scalelab.records.files import replacing
 
 Tokens = npt.NDArray[Any]
 """Any integer type."""
@@ -171,22 +172,16 @@ def write_shard_parts(path: Path, parts: Iterable[Tokens], num_tokens: int, kind
     form = FORMATS[kind]
     if not 0 < num_tokens < 2**31:
         raise UsageError(f"shard {path}: the number of tokens must be 1 to {2**31 - 1}, got {num_tokens}")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            if form.magic is not None:
-                header = np.zeros(NUM_HEADER_WORDS, dtype="<i4")
-                header[:3] = form.magic, form.version, num_tokens
-                file.write(header.tobytes())
-            for part in parts:
-                _check_fit(path, part, kind)
-                file.write(part.astype(form.dtype).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    with replacing(path) as scratch, scratch.open("wb") as file:
+        if form.magic is not None:
+            header = np.zeros(NUM_HEADER_WORDS, dtype="<i4")
+            header[:3] = form.magic, form.version, num_tokens
+            file.write(header.tobytes())
+        for part in parts:
+            _check_fit(path, part, kind)
+            file.write(part.astype(form.dtype).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check_fit(path: Path, tokens: Tokens, kind: ShardKind) -> None:

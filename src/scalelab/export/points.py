@@ -24,7 +24,7 @@ from typing import NamedTuple
 from scalelab.checks import clean_text
 from scalelab.records.observations import Fetch, Transfer
 from scalelab.records.tasks import PHASES
-from scalelab.records.trial import StepKind, TrialResult
+from scalelab.records.trial import StepKind, StepSample, TrialResult
 from scalelab.report.document import Document
 from scalelab.studies.shared.arms import count_step_samples
 
@@ -99,9 +99,7 @@ def _number(names: dict[str, int], name: str) -> str:
 
 def _find_ends(result: TrialResult) -> dict[int, float]:
     """End of every step on all ranks, in seconds since the start of the trial; each host has its own clock."""
-    begun: dict[int, float] = {}
-    for sample in result.samples:
-        begun[sample.rank] = min(begun.get(sample.rank, math.inf), sample.start_seconds)
+    begun = _find_starts(result.samples)
     before = result.first_step_seconds or 0.0
     ends: dict[int, float] = {}
     for sample in result.samples:
@@ -171,7 +169,7 @@ def _list_fetches(result: TrialResult) -> Iterator[Point]:
     yield from _list_slowest(found)
 
 
-def _find_starts(timings: Iterable[Transfer | Fetch]) -> dict[int, float]:
+def _find_starts(timings: Iterable[StepSample | Transfer | Fetch]) -> dict[int, float]:
     """Start of each rank by its own clock."""
     begun: dict[int, float] = {}
     for one in timings:

@@ -40,6 +40,7 @@ from scalelab.launch.ranks.placement import bind_ranks
 from scalelab.launch.utilization import watch_devices
 from scalelab.records.environment import usable_cores
 from scalelab.records.files import storage_errors
+from scalelab.records.observations import DeviceLoad
 from scalelab.records.running import RANKS_VARIABLE, hold_directory, remove_leftovers
 from scalelab.records.tasks import Script
 from scalelab.records.trial import Trial, TrialResult
@@ -204,8 +205,9 @@ class LocalLauncher:
         ends: dict[int, RankEnd] = {}
         try:
             with ExitStack() as stack:
-                watching = watch_devices(trial, directory, pids, request["cores"])
-                loads = stack.enter_context(watching) if is_watched(trial) else []
+                loads: list[DeviceLoad] = []
+                if is_watched(trial):
+                    loads = stack.enter_context(watch_devices(trial, directory, pids, request["cores"]))
                 self._wait(server, pids, ends, conditions.launched + trial.timeout_seconds, directory)
         except BaseException:
             self.close()

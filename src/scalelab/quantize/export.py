@@ -21,7 +21,6 @@ Every file passes ONNX's checker and one run before it is written.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,7 +40,7 @@ from scalelab.quantize.sessions import (
     profile_layers,
     run_session,
 )
-from scalelab.records.files import storage_errors
+from scalelab.records.files import storage_errors, write_atomically
 from scalelab.records.quantized import LayerReport
 
 OPSET = 19
@@ -192,9 +191,7 @@ def write_model(parts: GraphParts, input_shape: tuple[int, ...], path: Path) -> 
     onnx.checker.check_model(content)
     check_running(content, input_shape)
     with storage_errors(path, "path"):
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_bytes(content)
-        scratch.replace(path)
+        write_atomically(path, content)
     return len(content)
 
 

@@ -58,12 +58,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def _write_once(path: Path, content: str | bytes) -> None:
+    with replacing(path) as scratch, scratch.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside a file: what is written there takes the file's place at the end, and is removed after an error."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with scratch.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield scratch
         scratch.replace(path)
     except BaseException:
         with suppress(OSError):  # what went wrong first is what the user must read

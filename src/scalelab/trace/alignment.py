@@ -72,17 +72,13 @@ class Clock:
 def set_clock(rank: int, reference: int, ends: Times, reference_ends: Times, *, is_same_host: bool) -> Clock:
     """The clock of a rank from when the same collectives ended on it and on the reference."""
     differences = ends - reference_ends
-    # Of clocks that are years apart, a double would lose nanoseconds: only what differs from the first is averaged.
-    offset = int(differences[0]) + round(float(np.median(differences - differences[0])))
+    offset, origin = find_offset(differences), int(ends[0])
     rest = (differences - offset).astype(np.float64)
-    drift, origin = 0.0, int(ends[0])
-    if len(ends) >= FEWEST_FOR_LINE:
-        slope = find_slope((ends - origin).astype(np.float64), rest)
-        bent = rest - slope * (ends - origin)
-        if abs(slope) < LARGEST_DRIFT and 2 * measure_spread(bent) < measure_spread(rest):
-            drift = slope
-            offset += round(float(np.median(bent)))
-            rest = bent - np.median(bent)
+    drift = find_drift(ends, rest)
+    if drift:
+        bent = rest - drift * (ends - origin)
+        offset += round(float(np.median(bent)))
+        rest = bent - np.median(bent)
     is_few = len(ends) < FEWEST_FOR_LINE
     uncertainty = round(float(np.abs(rest).max()) if is_few else 2 * measure_spread(rest))
     is_shared = is_same_host and len(ends) == 1  # one end shows no error
@@ -102,6 +98,21 @@ def set_clock(rank: int, reference: int, ends: Times, reference_ends: Times, *, 
 def measure_spread(differences: NDArray[np.float64]) -> float:
     """The standard deviation, as the median of absolute deviations shows it: single ones that are far off do not."""
     return DEVIATIONS_PER_MEDIAN * float(np.median(np.abs(differences - np.median(differences))))
+
+
+def find_offset(differences: Times) -> int:
+    """Their median; a double would lose nanoseconds of clocks that are years apart."""
+    return int(differences[0]) + round(float(np.median(differences - differences[0])))
+
+
+def find_drift(times: Times, rest: NDArray[np.float64]) -> float:
+    """The slope of a line through what an offset leaves, where it leaves less than half the spread; else 0."""
+    if len(times) < FEWEST_FOR_LINE:
+        return 0.0
+    since = (times - times[0]).astype(np.float64)
+    slope = find_slope(since, rest)
+    is_better = 2 * measure_spread(rest - slope * since) < measure_spread(rest)
+    return slope if abs(slope) < LARGEST_DRIFT and is_better else 0.0
 
 
 def find_slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:

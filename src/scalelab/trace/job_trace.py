@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.alignment import list_members
+from scalelab.trace.alignment import Clock, list_members
 from scalelab.trace.files.reader import number_ranks
 from scalelab.trace.linking import StepBasis
 from scalelab.trace.matching import Matching, match_collectives
 from scalelab.trace.rank_trace import MakeCounter, RankTrace, read_rank
 from scalelab.trace.waiting import JobArrivals, find_arrivals
-from scalelab.units import format_count, format_share
+from scalelab.units import REST_HIDDEN, format_count, format_share, list_some
 
 MOST_UNLINKED_SHARE = 0.05
 """A larger part of a device's events without a launch leaves steps incomplete."""
@@ -61,6 +61,10 @@ class JobTrace:
         """The collectives that the ranks share; None with one rank."""
         return match_collectives(self.by_rank) if len(self.ranks) > 1 else None
 
+    @property
+    def clocks(self) -> Mapping[int, Clock]:
+        return self.matching.clocks if self.matching is not None else {}
+
     @cached_property
     def arrivals(self) -> JobArrivals | None:
         """Who waited for whom; None if nothing could be matched."""
@@ -96,10 +100,10 @@ def read_ranks(
     with ExitStack() as stack:
         if dask is not None:
             found = stack.enter_context(_DaskPool(dask, num_processes)).map(read, paths)
+        elif num_processes > 1:
+            found = stack.enter_context(_Pool(num_processes)).map(read, paths)
         else:
-            found = (
-                map(read, paths) if num_processes < 2 else stack.enter_context(_Pool(num_processes)).map(read, paths)
-            )
+            found = map(read, paths)
         for number, path in enumerate(paths, start=1):
             if say is not None:
                 say(path, number)
@@ -322,14 +326,10 @@ def _find_missing(traces: Sequence[RankTrace], sizes: Sequence[int]) -> Iterator
     if missing and len(traces) < sizes[0]:
         yield TraceDoubt(
             kind="missing-ranks",
-            message=f"no trace of rank {_shorten(missing)} of {sizes[0]}: transfer is the shortest time of the others",
+            message=f"no trace of rank {list_some(missing, 8, REST_HIDDEN)} of {sizes[0]}: transfer is the shortest"
+            " time of the others",
             next_step="record every rank and give all files",
         )
-
-
-def _shorten(ranks: Sequence[int]) -> str:
-    """The first 8 ranks."""
-    return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
 
 
 def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
@@ -351,7 +351,7 @@ def find_match_doubts(job: JobTrace) -> Iterator[TraceDoubt]:
         ranks = sorted({rank for pair in matching.uncertain for rank in pair[1:]})
         yield TraceDoubt(
             kind="uncertain-pairing",
-            message=f"collectives of rank {_shorten(ranks)} could be paired with those of rank"
+            message=f"collectives of rank {list_some(ranks, 8, REST_HIDDEN)} could be paired with those of rank"
             f" {matching.uncertain[0][0]} in another way as well: who waits for whom is uncertain",
             next_step="record all ranks over the same steps, so that no collective is missing",
         )

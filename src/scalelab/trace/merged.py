@@ -8,7 +8,6 @@ waited for it. Files are read again piece by piece, so memory does not grow with
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scalelab.records.files import storage_errors
+from scalelab.records.files import replacing, storage_errors
 from scalelab.trace.alignment import Clock
 from scalelab.trace.files.events import LARGEST_NS, LARGEST_TIME
 from scalelab.trace.files.pieces import Pieces
@@ -139,23 +138,18 @@ def write_us(nanoseconds: int) -> msgspec.Raw:
 
 def write_merged(job: JobTrace, path: Path, *, ns_per_tick: int = 1000) -> int:
     """Write the merged file, compressed if its name ends with .gz; the number of events left out for want of a time."""
-    clocks = job.matching.clocks if job.matching is not None else {}
+    clocks = job.clocks
     ranks = {rank: _Rank(rank, trace, clocks.get(rank), 0, ns_per_tick) for rank, trace in job.by_rank.items()}
     origin = min(int(one.align(np.array([one.trace.tables.low]))[0]) for one in ranks.values()) - MARGIN_NS
     for one in ranks.values():
         one.origin_ns = origin
     header = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "mergedRanks": list(ranks)}
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with storage_errors(path, FLAG), _open(scratch, is_compressed=path.name.endswith(".gz")) as file:
-            file.write(_encode(header)[:-1] + b',"traceEvents":[\n')
-            for number, text in enumerate(_list_all(job, ranks)):
-                file.write((b",\n" if number else b"") + text)
-            file.write(b"\n]}\n")
-        with storage_errors(path, FLAG):
-            scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    is_compressed = path.name.endswith(".gz")
+    with storage_errors(path, FLAG), replacing(path) as scratch, _open(scratch, is_compressed=is_compressed) as file:
+        file.write(_encode(header)[:-1] + b',"traceEvents":[\n')
+        for number, text in enumerate(_list_all(job, ranks)):
+            file.write((b",\n" if number else b"") + text)
+        file.write(b"\n]}\n")
     return sum(one.num_dropped for one in ranks.values())
 
 

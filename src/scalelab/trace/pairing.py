@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from scalelab.trace.alignment import (
     DEVIATIONS_PER_MEDIAN,
     FEWEST_FOR_LINE,
-    LARGEST_DRIFT,
     align_from_end,
     align_lists,
+    find_drift,
     find_increasing,
-    find_slope,
-    measure_spread,
+    find_offset,
 )
 
 Times = NDArray[np.int64]
@@ -126,12 +125,7 @@ class _Candidate:
     @cached_property
     def drift(self) -> float:
         times = self.left.ends[self.pairs[:, 0]][self.voters]
-        if len(times) < FEWEST_FOR_LINE:
-            return 0.0
-        rest = (self._differences[self.voters] - self.offset).astype(np.float64)
-        slope = find_slope((times - times[0]).astype(np.float64), rest)
-        bent = rest - slope * (times - times[0])
-        return slope if abs(slope) < LARGEST_DRIFT and 2 * measure_spread(bent) < measure_spread(rest) else 0.0
+        return find_drift(times, (self._differences[self.voters] - self.offset).astype(np.float64))
 
     @cached_property
     def rest(self) -> NDArray[np.float64]:
@@ -179,11 +173,6 @@ class _Candidate:
         """Whether most pairs are the same."""
         own, others = ({(int(i), int(j)) for i, j in one.pairs} for one in (self, other))
         return 2 * len(own & others) > min(len(own), len(others))
-
-
-def find_offset(differences: Times) -> int:
-    """Their median; a double would lose nanoseconds of clocks that are years apart."""
-    return int(differences[0]) + round(float(np.median(differences - differences[0])))
 
 
 def measure_agreement(left: Times, right: Times) -> float:

@@ -129,7 +129,7 @@ class PackedTimeline:
 
 def pack_job(job: JobTrace, events: Mapping[int, RankEvents]) -> PackedTimeline:
     """The events of all ranks, by rank, with their collectives, on one clock that begins at 0."""
-    clocks = job.matching.clocks if job.matching is not None else {}
+    clocks = job.clocks
     origins = _find_origins(job, events)
     names, lanes, rows = _Names(), list[dict[str, Any]](), _Rows()
     ranks, first_lanes = list[dict[str, Any]](), dict[int, int]()
@@ -173,7 +173,7 @@ def pack_job(job: JobTrace, events: Mapping[int, RankEvents]) -> PackedTimeline:
 
 def _find_origins(job: JobTrace, events: Mapping[int, RankEvents]) -> dict[int, int]:
     """When the first event of every set of ranks with one clock begins."""
-    clocks = job.matching.clocks if job.matching is not None else {}
+    clocks = job.clocks
     firsts: dict[int, int] = {}
     sets = {rank: clocks[rank].reference if rank in clocks else rank for rank in job.by_rank}
     for rank, trace in job.by_rank.items():

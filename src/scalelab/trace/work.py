@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -43,17 +44,13 @@ class _Amount(NamedTuple):
     num_elements: float
 
 
-def _multiply(first: int) -> Callable[[Shapes, Sequence[Any]], _Amount]:
+def _multiply(first: int, shapes: Shapes, _: Sequence[Any]) -> _Amount:
     """A product of the inputs `first` and the next, batched or not."""
-
-    def count(shapes: Shapes, _: Sequence[Any]) -> _Amount:
-        *batch, m, k = shapes[first]
-        n, b = shapes[first + 1][-1], prod(batch)
-        if shapes[first + 1][-2] != k:
-            raise ValueError("shapes do not fit")
-        return _Amount(2 * b * m * n * k, b * (m * k + k * n + m * n))
-
-    return count
+    *batch, m, k = shapes[first]
+    n, b = shapes[first + 1][-1], prod(batch)
+    if shapes[first + 1][-2] != k:
+        raise ValueError("shapes do not fit")
+    return _Amount(2 * b * m * n * k, b * (m * k + k * n + m * n))
 
 
 def _apply_linear(shapes: Shapes, _: Sequence[Any]) -> _Amount:
@@ -78,33 +75,29 @@ def _convolve_back(shapes: Shapes, _: Sequence[Any]) -> _Amount:
     return _Amount(4 * written * own * prod(kernel), 2 * (written + read + prod(shapes[2])))
 
 
-def _attend(first: int, causal: int, *, is_backward: bool = False) -> Callable[[Shapes, Sequence[Any]], _Amount]:
+def _attend(first: int, causal: int, shapes: Shapes, concrete: Sequence[Any], *, is_backward: bool = False) -> _Amount:
     """Queries at `first`, then keys and values, as batch × heads × length × width."""
-
-    def count(shapes: Shapes, concrete: Sequence[Any]) -> _Amount:
-        (batch, heads, queries, width), keys = shapes[first], shapes[first + 1][2]
-        is_causal = len(concrete) > causal and str(concrete[causal]).lower() in ("true", "1") and queries == keys
-        amount = 4 * batch * heads * queries * keys * width * (0.5 if is_causal else 1.0)
-        moved = 2 * prod(shapes[first]) + 2 * prod(shapes[first + 1])
-        return _Amount(amount * (2.5 if is_backward else 1.0), moved * (2 if is_backward else 1))
-
-    return count
+    (batch, heads, queries, width), keys = shapes[first], shapes[first + 1][2]
+    is_causal = len(concrete) > causal and str(concrete[causal]).lower() in ("true", "1") and queries == keys
+    amount = 4 * batch * heads * queries * keys * width * (0.5 if is_causal else 1.0)
+    moved = 2 * prod(shapes[first]) + 2 * prod(shapes[first + 1])
+    return _Amount(amount * (2.5 if is_backward else 1.0), moved * (2 if is_backward else 1))
 
 
 FORMULAS: dict[str, Callable[[Shapes, Sequence[Any]], _Amount]] = {
-    "aten::mm": _multiply(0),
-    "aten::_scaled_mm": _multiply(0),
-    "aten::bmm": _multiply(0),
-    "aten::addmm": _multiply(1),
-    "aten::baddbmm": _multiply(1),
+    "aten::mm": partial(_multiply, 0),
+    "aten::_scaled_mm": partial(_multiply, 0),
+    "aten::bmm": partial(_multiply, 0),
+    "aten::addmm": partial(_multiply, 1),
+    "aten::baddbmm": partial(_multiply, 1),
     "aten::linear": _apply_linear,
     "aten::convolution": _convolve,
     "aten::convolution_backward": _convolve_back,
-    "aten::_scaled_dot_product_flash_attention": _attend(0, 4),
-    "aten::_scaled_dot_product_efficient_attention": _attend(0, 6),
-    "aten::_scaled_dot_product_cudnn_attention": _attend(0, 6),
-    "aten::_scaled_dot_product_flash_attention_backward": _attend(1, 11, is_backward=True),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attend(1, 11, is_backward=True),
+    "aten::_scaled_dot_product_flash_attention": partial(_attend, 0, 4),
+    "aten::_scaled_dot_product_efficient_attention": partial(_attend, 0, 6),
+    "aten::_scaled_dot_product_cudnn_attention": partial(_attend, 0, 6),
+    "aten::_scaled_dot_product_flash_attention_backward": partial(_attend, 1, 11, is_backward=True),
+    "aten::_scaled_dot_product_efficient_attention_backward": partial(_attend, 1, 11, is_backward=True),
 }
 _TYPED = {"aten::addmm": 1, "aten::baddbmm": 1}
 """The input whose type counts, if it is not the first."""

@@ -28,7 +28,7 @@ from scalelab.data.fetching.checksums import check_file, check_files
 from scalelab.data.fetching.known import Form, KnownSet, Listener, download, get_package
 from scalelab.data.formats.writing import force_to_disk
 from scalelab.errors import DataUnreadable, OutOfReach, UsageError
-from scalelab.records.files import storage_errors
+from scalelab.records.files import replacing, storage_errors
 
 DEBIAN_MAGIC = b"!<arch>\ndebian-binary"
 
@@ -240,12 +240,8 @@ def move_into_place(files: Path, folder: Path) -> None:
         files.rename(folder)
         return
     for path in sorted(files.iterdir()):
-        beside = folder / f".{path.name}.{os.getpid()}"
-        try:
+        with replacing(folder / path.name) as beside:
             shutil.copyfile(path, beside)  # the folder may be a link to another disk
-            beside.replace(folder / path.name)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 @contextmanager
