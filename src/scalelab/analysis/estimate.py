@@ -47,6 +47,23 @@ class Estimate:
             return None
         return max(self.high - self.value, self.value - self.low)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Low and high; the value where one is unknown."""
+        return self.value if self.low is None else self.low, self.value if self.high is None else self.high
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
+        low, high = self.ends
+        return low <= value <= high
+
+    def is_above(self, limit: float) -> bool:
+        """Whether all of the interval is; not known without one."""
+        return self.low is not None and self.low > limit
+
+    def is_below(self, limit: float) -> bool:
+        return self.high is not None and self.high < limit
+
     def map(self, function: Callable[[float], float]) -> Estimate:
         """The estimate of a monotone function of this one; a decreasing one swaps the ends.
 
@@ -72,10 +89,6 @@ class Prediction(Estimate):
     def map(self, function: Callable[[float], float]) -> Prediction:
         ends = (function(self.low), function(self.high))
         return Prediction(value=function(self.value), low=min(ends), high=max(ends))
-
-    def holds(self, value: float) -> bool:
-        """Whether a value lies in the interval."""
-        return self.low <= value <= self.high
 
 
 def find_domain(name: str, usual: Domain) -> Domain:

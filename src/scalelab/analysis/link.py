@@ -28,7 +28,7 @@ import numpy as np
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import tabulate_sizes
-from scalelab.analysis.stats import WIDEST_FACTOR, Floats, Rounds, estimate_over_rounds
+from scalelab.analysis.stats import Floats, Rounds, estimate_over_rounds, leave_logs
 from scalelab.analysis.traffic import POINT_TO_POINT, bus_factor
 from scalelab.records.settings import find_kind
 from scalelab.records.tasks import Exchange
@@ -251,7 +251,4 @@ def _solve(sizes: Floats, seconds: Floats) -> Floats:
 
 def _estimate(value: float, logs: list[float]) -> Estimate:
     """A positive number with its interval from the rounds, on the log scale; one that says nothing is not given."""
-    found = estimate_over_rounds(math.log(value), logs)
-    if found.low is None or found.high is None or found.high - found.low > math.log(WIDEST_FACTOR):
-        return Estimate(value=value)
-    return found.map(math.exp)
+    return leave_logs(estimate_over_rounds(math.log(value), logs))

@@ -290,8 +290,7 @@ class UslFit:
     @property
     def peak_ranks(self) -> float | None:
         """Where throughput is highest; None if the data show no peak: the interval of κ reaches 0."""
-        surely = self.coherency.value if self.coherency.low is None else self.coherency.low
-        if surely <= 0:
+        if self.coherency.ends[0] <= 0:
             return None
         return math.sqrt(max(1 - self.contention.value, 0.0) / self.coherency.value)
 

@@ -264,7 +264,7 @@ def _spread_logs(medians: Floats, centre: float) -> Estimate:
     return Estimate(value=centre, low=centre * math.exp(-arm), high=centre * math.exp(arm))
 
 
-def _leave_logs(logs: Estimate) -> Estimate:
+def leave_logs(logs: Estimate) -> Estimate:
     """The estimate of the number itself; limits further apart than `WIDEST_FACTOR` count as unknown."""
     if logs.low is None or logs.high is None or logs.high - logs.low > math.log(WIDEST_FACTOR):
         return Estimate(value=math.exp(logs.value))
@@ -314,7 +314,7 @@ def estimate_ratio(
     above, below = pair_medians([numerator, denominator])
     if len(above) > 1:
         logs = np.log(above / below)
-        found = _leave_logs(estimate_location(logs, tail))
+        found = leave_logs(estimate_location(logs, tail))
         return _widen(found, find_widening(logs)) if is_wandering or find_memory(logs) is not None else found
     return estimate_unpaired_ratio(numerator, denominator)
 
@@ -322,7 +322,7 @@ def estimate_ratio(
 def estimate_unpaired_ratio(numerator: Rounds, denominator: Rounds) -> Estimate:
     """The same for launches that were not interleaved: two independent samples."""
     above, below = find_medians(drop_empty(numerator)), find_medians(drop_empty(denominator))
-    return _leave_logs(_compare_samples(np.log(above), np.log(below)))
+    return leave_logs(_compare_samples(np.log(above), np.log(below)))
 
 
 RUN_SPREAD = 0.01
@@ -347,7 +347,7 @@ def estimate_run_ratio(
             samples, spread = divided, RUN_SPREAD / 2
             widenings = [1.0 if find_memory(sample) is None else find_widening(sample) for sample in samples]
     known = [sample[np.isfinite(sample)] for sample in samples]
-    return _leave_logs(_compare_samples(known[0], known[1], widenings, spread, tail))
+    return leave_logs(_compare_samples(known[0], known[1], widenings, spread, tail))
 
 
 def estimate_difference(minuend: Rounds, subtrahend: Rounds) -> Estimate:
@@ -371,7 +371,7 @@ def estimate_over_rounds(value: float, per_round: Sequence[float] | Floats) -> E
 
 def estimate_positive_over_rounds(value: float, per_round: Sequence[float] | Floats) -> Estimate:
     """The same of a number that cannot be negative, such as a rate: on the log scale, so that its limits are not."""
-    return _leave_logs(estimate_over_rounds(math.log(value), np.log(per_round)))
+    return leave_logs(estimate_over_rounds(math.log(value), np.log(per_round)))
 
 
 def _compare_samples(

@@ -246,7 +246,7 @@ class Excess:
 
     @property
     def is_alarm(self) -> bool:
-        return self.seconds.low is not None and self.seconds.low > 0 and self.share.value >= SMALLEST_EXCESS
+        return self.seconds.is_above(0) and self.share.value >= SMALLEST_EXCESS
 
 
 def find_quiet_step(launches: Sequence[LaunchSteps]) -> float:

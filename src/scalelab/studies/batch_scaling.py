@@ -312,16 +312,19 @@ def describe_gain(answer: BatchAnswer, reading: Reading) -> Iterator[Finding]:
 def describe_doubling(answer: BatchAnswer) -> Iterator[Finding]:
     """The first batch from which a doubling gains little."""
     by_batch = {arm.trial.global_batch: arm for arm in answer.measured}
-    doubled = [batch for batch in by_batch if 2 * batch in by_batch]
-    for batch in doubled:
-        gain = estimate_ratio(by_batch[batch].clean, by_batch[2 * batch].clean).map(lambda ratio: 2 * ratio)
+    gains = {
+        batch: estimate_ratio(arm.clean, by_batch[2 * batch].clean).map(lambda ratio: 2 * ratio)
+        for batch, arm in by_batch.items()
+        if 2 * batch in by_batch
+    }
+    for batch, gain in gains.items():
         if gain.value < LARGE_GAIN:
             text = f"{judge_doubling(gain)} at global batch {batch}: doubling it gives {say_gain(gain)}."
             yield DOUBLING("", text, global_batch=batch, gain=gain)
             return
-    if doubled:
-        last = max(doubled)
-        gain = estimate_ratio(by_batch[last].clean, by_batch[2 * last].clean).map(lambda ratio: 2 * ratio)
+    if gains:
+        last = max(gains)
+        gain = gains[last]
         text = (
             f"{judge_doubling(gain)} at global batch {2 * last}, the largest: doubling {last} to {2 * last} gives"
             f" {say_gain(gain)}."

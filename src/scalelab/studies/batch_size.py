@@ -181,7 +181,7 @@ def find_limit(sweep: Sweep) -> int | None:
 
 def read_limited_bytes(arm: Arm) -> int | None:
     """The peak of what a limit counts: allocations beyond torch itself."""
-    found = [rank.limited_bytes for result in arm.completed for rank in result.ranks if rank.limited_bytes is not None]
+    found = [rank.limited_bytes for rank in arm.reports if rank.limited_bytes is not None]
     return max(found, default=None)
 
 
@@ -243,7 +243,7 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
             if seconds > 0:
                 guides.append({"batch": batch, "rate": tokens * batch / seconds, "series": "batch / (t₀ + c · batch)"})
         enough = fit.saturated_batch
-        is_decided = enough is not None and (enough.value if enough.high is None else enough.high) <= batches[-1]
+        is_decided = enough is not None and enough.ends[1] <= batches[-1]
         if enough is not None and is_decided and batches[0] <= enough.value:
             most = max(measure_rate(arm).value for arm in measured)
             label = f"{format_share(SATURATED_SHARE)} of the maximum"

@@ -174,7 +174,7 @@ class Payoff:
         value = num_steps * saving.value - cost.value
         if saving.low is None or saving.high is None:
             return Estimate(value=value)
-        least, most = (cost.value if end is None else end for end in (cost.low, cost.high))
+        least, most = cost.ends
         return Estimate(value=value, low=num_steps * saving.low - most, high=num_steps * saving.high - least)
 
 
@@ -210,13 +210,12 @@ def find_payoffs(sweep: Sweep) -> list[Payoff]:
 
 def find_break_even(cost: Estimate, saving: Estimate) -> Estimate | None:
     """The number of steps after which a cost is paid; None if the saving is not clearly above zero."""
-    surely = saving.value if saving.low is None else saving.low
-    if surely <= 0 or saving.value <= 0:
+    if saving.ends[0] <= 0 or saving.value <= 0:
         return None
     steps = max(cost.value, 0.0) / saving.value
     if saving.low is None or saving.high is None:
         return Estimate(value=steps)
-    least, most = (cost.value if end is None else end for end in (cost.low, cost.high))
+    least, most = cost.ends
     return Estimate(value=steps, low=max(least, 0.0) / saving.high, high=max(most, 0.0) / saving.low)
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import compare_with_model, estimate_model, estimate_speedup, predict_speedup
 from scalelab.analysis.stats import estimate_difference, judge
-from scalelab.checks import check_at_least, read_flag
+from scalelab.checks import check_at_least, parse_seconds, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.strategies import ParallelStrategy
 from scalelab.records.trial import Trial, TrialResult
@@ -26,10 +26,10 @@ from scalelab.report.document import Chart, Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, REASON, Finding, FindingKind, Known
 from scalelab.studies.scaling.answer import SPEEDUP
 from scalelab.studies.shared import sweep
-from scalelab.studies.shared.arms import Arm, describe_status, group_arms
+from scalelab.studies.shared.arms import Arm, describe_status, find_measured, group_arms
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Configuration, Sampling, Study, check_ranks
-from scalelab.units import format_count, format_interval, format_known, format_quantity, parse_seconds
+from scalelab.units import format_count, format_interval, format_known, format_quantity
 
 
 def format_delay(seconds: float) -> str:
@@ -74,8 +74,7 @@ class DelayAnswer:
 
     def find(self, num_ranks: int, delay_seconds: float) -> Arm | None:
         """The arm, if it was measured."""
-        arm = self.arms.get(name_row(self.strategy, num_ranks, delay_seconds))
-        return arm if arm is not None and arm.is_measured else None
+        return find_measured(self.arms, name_row(self.strategy, num_ranks, delay_seconds))
 
     def speedup(self, arm: Arm) -> Estimate | float | None:
         """Over one rank with the same delay."""

@@ -34,7 +34,7 @@ from scalelab.report.findings import DETAIL, MAIN, REASON, Finding, FindingKind
 from scalelab.studies.dimensions import describe_cell
 from scalelab.studies.scaling.answer import SPEEDUP
 from scalelab.studies.shared import communication as comm
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, find_measured, group_arms
 from scalelab.studies.shared.breakdown import HEADERS, break_arm, make_breakdown_table, warn_of_rest
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import FEW_STEPS, Configuration, Sampling, Study, check_ranks
@@ -76,8 +76,7 @@ class SizeAnswer:
 
     def find(self, size: str, num_ranks: int) -> Arm | None:
         """The arm, if it was measured."""
-        arm = self.arms.get(f"size{self.sizes.index(size) + 1}-{self.strategy}-{num_ranks}")
-        return arm if arm is not None and arm.is_measured else None
+        return find_measured(self.arms, f"size{self.sizes.index(size) + 1}-{self.strategy}-{num_ranks}")
 
     def base_of(self, arm: Arm) -> Arm | None:
         """The same size on one rank; the control is of the first size."""
@@ -123,7 +122,7 @@ def find_dominant(breakdown: list[RankBreakdown] | None) -> tuple[str, float, bo
     shares = {name: [ranks.share(name) for ranks in breakdown] for name in WORDS}
     means = {name: sum(share.value for share in found) / len(found) for name, found in shares.items()}
     name = max(means, key=lambda part: means[part])
-    is_sure = all(share.low is not None and share.low > 0.5 for share in shares[name])
+    is_sure = all(share.is_above(0.5) for share in shares[name])
     return name, means[name], is_sure
 
 

@@ -154,14 +154,14 @@ class Optimizers(SweepStudy):
 
 def read_state_bytes(arm: Arm) -> int | None:
     """What the optimizer keeps on the rank that keeps most."""
-    found = [rank.optimizer_bytes for result in arm.completed for rank in result.ranks]
+    found = [rank.optimizer_bytes for rank in arm.reports]
     return max((size for size in found if size is not None), default=None)
 
 
 def forecast_state_bytes(arm: Arm) -> int | None:
     """Kept tensors × parameters × bytes of each; sharded strategies keep an equal piece on every rank."""
     trial, chosen = arm.trial, arm.trial.optimization
-    parameters = next((rank.num_parameters for result in arm.completed for rank in result.ranks), None)
+    parameters = next((rank.num_parameters for rank in arm.reports), None)
     if parameters is None or chosen.optimizer is None:
         return None
     kept = 1 if chosen.optimizer == "sgd" and chosen.momentum else KEPT_TENSORS[chosen.optimizer]

@@ -30,7 +30,7 @@ from scalelab.report.charts.column_charts import draw_columns, keep_charts
 from scalelab.report.document import Document, Section, Table
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind, Known
 from scalelab.studies.shared import breakdown, sweep
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, find_measured, group_arms
 from scalelab.studies.shared.cautions import find_cautions
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Configuration, Sampling, Study, plan_rounds
@@ -122,8 +122,7 @@ class StragglerAnswer:
 
     def find(self, name: str) -> Arm | None:
         """The row, if it was measured."""
-        arm = self.arms.get(name)
-        return arm if arm is not None and arm.is_measured else None
+        return find_measured(self.arms, name)
 
     @cached_property
     def model(self) -> list[list[float]] | None:
@@ -246,7 +245,7 @@ def name_slow_ranks(diagnosis: RankComparison, weight: int = MAIN, when: str = "
         return
     largest = max(excesses, key=lambda excess: excess.share.high or excess.share.value)
     limit = format_share(SMALLEST_EXCESS)
-    if largest.share.high is None or largest.share.high >= SMALLEST_EXCESS:
+    if not largest.share.is_below(SMALLEST_EXCESS):
         share = format_interval("share", largest.share)
         text = (
             f"Unresolved whether a rank is slow{when}: rank {largest.rank} in {largest.phase} exceeds the others by"

@@ -186,15 +186,15 @@ def find_busy(one: Arm, two: Arm) -> tuple[float, float]:
 
 def find_recorded_busy(arm: Arm) -> float | None:
     """Core seconds of a rank's step; None if not recorded."""
-    said = [rank.gradients.core_seconds for result in arm.completed for rank in result.ranks if rank.gradients]
+    said = [rank.gradients.core_seconds for rank in arm.reports if rank.gradients]
     seconds = [value for value in said if value is not None]
     return statistics.median(seconds) if seconds else None
 
 
 def find_gradients(arm: Arm, strategy: str) -> GradientTimes:
     """When gradients are ready on one rank; for sharded models, which record none, evenly over backward."""
-    found = [rank.gradients for result in arm.completed for rank in result.ranks if rank.gradients is not None]
-    counts = [rank.num_parameters for result in arm.completed for rank in result.ranks if rank.num_parameters]
+    found = [rank.gradients for rank in arm.reports if rank.gradients is not None]
+    counts = [rank.num_parameters for rank in arm.reports if rank.num_parameters]
     if not found and is_meshed(strategy) and counts:
         size = round(max(counts) * WIDTHS[arm.trial.dtype] * FLOAT_BYTES / NUM_UNITS)
         ready = tuple((number + 1) / NUM_UNITS for number in range(NUM_UNITS))
@@ -329,8 +329,7 @@ def find_rates(arm: Arm) -> tuple[list[float], str]:
     """Bytes per second in profiled steps, or else by DDP's counters, and which of the two."""
     rates = [
         step.payload_bytes / (step.transfer_ns * 1e-9)
-        for result in arm.completed
-        for rank in result.ranks
+        for rank in arm.reports
         for step in rank.traced_steps
         if step.payload_bytes and step.transfer_ns
     ]
@@ -338,8 +337,7 @@ def find_rates(arm: Arm) -> tuple[list[float], str]:
         return rates, "from its profiled steps"
     rates = [
         sum(rank.counters.bucket_bytes) / statistics.median(rank.counters.communication_seconds)
-        for result in arm.completed
-        for rank in result.ranks
+        for rank in arm.reports
         if rank.counters is not None and rank.counters.bucket_bytes
     ]
     return rates, "from DDP's counters, waiting included"

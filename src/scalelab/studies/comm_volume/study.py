@@ -18,7 +18,7 @@ from scalelab.checks import check_at_least
 from scalelab.errors import UsageError
 from scalelab.records.strategies import DEFAULT, SCRIPT, ParallelStrategy, find_strategy
 from scalelab.records.tasks import Forecast
-from scalelab.records.trial import Cause, Status, Trial, TrialResult
+from scalelab.records.trial import Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.comm_volume.report import (
     NO_NORM,
@@ -33,7 +33,15 @@ from scalelab.studies.comm_volume.report import (
 )
 from scalelab.studies.shared.arms import group_arms
 from scalelab.studies.shared.job import Job
-from scalelab.studies.shared.study import Configuration, Sampling, Study, check_fake, mark_fake, plan_forecast
+from scalelab.studies.shared.study import (
+    Configuration,
+    Sampling,
+    Study,
+    check_fake,
+    mark_fake,
+    plan_forecast,
+    was_refused,
+)
 from scalelab.studies.shared.sweep import (
     describe_measurement,
     find_sweep_cautions,
@@ -121,8 +129,7 @@ class CommVolume(Study):
 
     def expects(self, result: TrialResult) -> bool:
         """A row that would repeat ddp is left out on purpose."""
-        is_refused = result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
-        return is_refused and result.trial.configuration in (UNSENT, SYNCED)
+        return was_refused(result) and result.trial.configuration in (UNSENT, SYNCED)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         arms = group_arms([result for result in results if not self.expects(result)], self.sampling.warmup)

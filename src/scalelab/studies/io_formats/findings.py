@@ -11,7 +11,7 @@ from scalelab.analysis.stats import estimate_ratio
 from scalelab.data.chunks import TOLERATED
 from scalelab.data.formats.catalogue import ENTRIES
 from scalelab.records.tasks import MEMORY, Pass
-from scalelab.records.trial import Cause, Status
+from scalelab.records.trial import Status
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Caution, CautionKind, Finding, FindingKind
 from scalelab.studies.collectives.report import CROWDED
 from scalelab.studies.io_formats.report import IN_MEMORY, compare_with_map, estimate_utilization, find_alike
@@ -30,6 +30,7 @@ from scalelab.studies.shared.cautions import (
     warn_of_load,
 )
 from scalelab.studies.shared.losses import read_losses
+from scalelab.studies.shared.study import was_refused
 from scalelab.units import (
     Quantity,
     format_bytes,
@@ -39,6 +40,7 @@ from scalelab.units import (
     format_share,
     format_times,
     is_known,
+    list_some,
 )
 
 STAYED = 0.01
@@ -239,7 +241,7 @@ def warn_of_reading(every: Sequence[FetchSeries], arms: Mapping[str, Arm]) -> It
     if crowded:
         yield CROWDED(
             ", ".join(crowded),
-            f"ranks share cores in {_list_some(crowded)}: those times include waiting for a core",
+            f"ranks share cores in {list_some(crowded, MOST_NAMED)}: those times include waiting for a core",
             "use fewer --ranks or --threads-per-rank",
         )
     epochs = {one.label: one.main.epochs for one in every if one.main is not None}
@@ -255,11 +257,6 @@ def warn_of_reading(every: Sequence[FetchSeries], arms: Mapping[str, Arm]) -> It
         yield from warn_of_load([result for series in every for result in series.results])
 
 
-def _list_some(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    return f"{', '.join(labels[:MOST_NAMED])}{more}"
-
-
 def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
     """The same failure once for all rows that have it, such as a library that is not installed."""
     alike: dict[str, list[FetchSeries]] = {}
@@ -269,13 +266,13 @@ def _name_failures(every: Sequence[FetchSeries]) -> Iterator[Caution]:
     for reason, rows in alike.items():
         failure = rows[0].failure
         assert failure is not None
-        if failure.status is Status.NOT_RUN and failure.cause in (Cause.ANSWERED, None):
+        if was_refused(failure):
             kind, advice = NOT_RUN, _advise_installing(rows[0].dataset.format)
         else:
             advice = "check --formats and --shape" if failure.status is Status.INVALID else failure.advice
             kind, advice = FAILED, f"{advice}; logs are in trials/{failure.trial.name}"
         labels = [one.label for one in rows]
-        message = f"{_list_some(labels)} {VERBS[failure.status]}: {reason}"
+        message = f"{list_some(labels, MOST_NAMED)} {VERBS[failure.status]}: {reason}"
         yield kind(", ".join(labels), message, advice, status=failure.status.value)
 
 
@@ -290,7 +287,7 @@ def _name_warm_colds(every: Sequence[FetchSeries]) -> Iterator[Caution]:
         worst = max(stayed, key=lambda label: stayed[label])
         yield WARM(
             ", ".join(stayed),
-            f"{_list_some(list(stayed))} stayed in the page cache: {format_share(stayed[worst])} of {worst}",
+            f"{list_some(list(stayed), MOST_NAMED)} stayed in the page cache: {format_share(stayed[worst])} of {worst}",
             "read its cold rows as warm ones; use a local file system, and stop programs that map the file",
             share=stayed[worst],
         )

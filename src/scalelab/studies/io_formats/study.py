@@ -27,12 +27,12 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from scalelab.analysis.fetches import group_fetches
-from scalelab.checks import check_at_least, check_positive, read_flag
+from scalelab.checks import check_at_least, check_positive, parse_seconds, read_flag
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import MEMORY, Access, DataField, Dataset, Measure, Pass, Read, ReadingMode, ReadOrder
-from scalelab.records.trial import Cause, Status, StepPlan, Trial, TrialResult
+from scalelab.records.trial import StepPlan, Trial, TrialResult
 from scalelab.report.document import Document, Section, Table
 from scalelab.studies.io_formats.findings import summarise_formats, warn_of_reading
 from scalelab.studies.io_formats.report import (
@@ -58,8 +58,9 @@ from scalelab.studies.shared.study import (
     check_ranks,
     describe_bare_trial,
     plan_rounds,
+    was_refused,
 )
-from scalelab.units import format_bytes, format_count, parse_seconds
+from scalelab.units import format_bytes, format_count
 from scalelab.workloads.catalogue import TransformerOptions
 
 PUBLISHED = (MEMORY, "npy", "npz", "npz-compressed", "pt", "hdf5", "hdf5-gzip")
@@ -270,7 +271,7 @@ class IoFormats(Study):
 
     def expects(self, result: TrialResult) -> bool:
         """A missing library is part of the answer."""
-        return result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
+        return was_refused(result)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         every = list(group_fetches(results).values())

@@ -15,14 +15,14 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from scalelab.checks import check_at_least, read_flag
+from scalelab.checks import check_at_least, parse_bytes, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
 from scalelab.records.settings import find_kind
 from scalelab.records.strategies import SCRIPT, StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
-from scalelab.records.trial import Cause, Status, Trial, TrialResult
+from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.memory.answer import FORECAST, MemoryRow, collect_rows
 from scalelab.studies.memory.report import (
@@ -45,9 +45,10 @@ from scalelab.studies.shared.study import (
     mark_fake,
     plan_forecast,
     plan_rounds,
+    was_refused,
 )
 from scalelab.studies.strategies.study import check_strategies, fit_job, name_row
-from scalelab.units import format_bytes, format_count, parse_bytes
+from scalelab.units import format_bytes, format_count
 
 
 def make_short_sampling() -> Sampling:
@@ -174,7 +175,7 @@ class Memory(Study):
         """A row that this machine cannot hold, or that fake tensors cannot forecast, is part of the answer."""
         if result.trial.is_forecast:
             return result.status is Status.INVALID
-        return result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)
+        return was_refused(result)
 
     def conclude(self, results: Sequence[TrialResult]) -> Document:
         rows = collect_rows(results)

@@ -137,13 +137,13 @@ class LinkRow:
 
     def _find_messages(self) -> list[tuple[str, int]]:
         """Kind and bytes of what a step sends; nothing unless every size is known."""
-        reports = [rank for result in (self.arm.completed if self.arm else ()) for rank in result.ranks]
+        reports = self.arm.reports if self.arm else []
         found = next((report.messages for report in reports if report.rank == 0 and report.messages), ())
         known = [(m.kind, m.payload_bytes) for m in found if m.kind in KINDS and m.payload_bytes is not None]
         return known if len(known) == len(found) else []
 
     def _first_steps(self) -> list[TracedStep]:
-        reports = [rank for result in (self.arm.completed if self.arm else ()) for rank in result.ranks]
+        reports = self.arm.reports if self.arm else []
         return [rank.traced_steps[0] for rank in reports if rank.rank == 0 and rank.traced_steps][:1]
 
 

@@ -30,7 +30,7 @@ from scalelab.analysis.stats import Rounds, Verdict, estimate_ratio, judge
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.trial import TrialResult
 from scalelab.report.findings import ASIDE, DETAIL, MAIN, REASON, Finding, FindingKind
-from scalelab.studies.shared.arms import Arm, group_arms
+from scalelab.studies.shared.arms import Arm, find_measured, group_arms
 from scalelab.studies.shared.breakdown import WAITING, break_arm
 from scalelab.studies.shared.communication import compare_methods, describe_traced, list_methods
 from scalelab.studies.shared.study import LINK
@@ -203,8 +203,7 @@ class ScalingAnswer:
         return {arm.trial.num_ranks: arm.clean for arm in self.fair}
 
     def _measured(self, configuration: str) -> Arm | None:
-        arm = self.arms.get(configuration)
-        return arm if arm is not None and arm.is_measured else None
+        return find_measured(self.arms, configuration)
 
 
 def _throughputs(arm: Arm) -> Rounds:
@@ -350,7 +349,7 @@ def _name_waiting(arm: Arm) -> Iterator[Finding]:
     if worst is None or worst.share("waiting").value < WORTH_A_LOOK:
         return
     waiting = worst.parts["waiting"]
-    if (waiting.low or 0.0) > 0:
+    if waiting.is_above(0):
         yield WAITING(
             f"rank {worst.rank}",
             f"Rank {worst.rank} of {arm.label} waits {format_known('seconds', waiting)} per step for slower ranks:"
@@ -369,7 +368,7 @@ def _describe_law(answer: ScalingAnswer) -> Iterator[Finding]:
     kind, law = (AMDAHL, "Amdahl") if answer.is_strong else (GUSTAFSON, "Gustafson")
     speedup = answer.speedup(last, answer.one_rank)
     if serial.value >= 1:
-        is_sure = speedup is not None and speedup.high is not None and speedup.high < 1
+        is_sure = speedup is not None and speedup.is_below(1)
         over = f"{last.label} is {'slower' if is_sure else 'faster'} than {answer.strategy} × 1"
         slower = over if is_sure else f"Unresolved whether {over}"
         yield kind("", f"{slower}: no serial fraction up to 1 explains that ({law}'s law).", serial_fraction=serial)

@@ -155,7 +155,7 @@ def name_device_findings(arms: Iterable[Arm]) -> Iterator[Finding]:
     for arm in arms:
         host, free = measure_host_bound(arm), find_free_step(arm)
         if host is not None and free is not None:
-            is_seen = host.low is not None and host.low > 0
+            is_seen = host.is_above(0)
             said = f"takes {format_known('seconds', host)}" if is_seen else "does not take measurably"
             text = (
                 f"{arm.label}: a step that waits for the device {said} longer than one that runs freely"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from operator import attrgetter
 from typing import TypeVar
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.fetches import group_fetches
-from scalelab.analysis.link import group_transfers
+from scalelab.analysis.fetches import FetchSeries, group_fetches
+from scalelab.analysis.link import TransferSeries, group_transfers
 from scalelab.analysis.quality import Warmup, find_warmup
 from scalelab.analysis.stats import Launches, Rounds, estimate_median
 from scalelab.records.observations import RankReport, ScriptReport
 from scalelab.records.strategies import find_strategy
 from scalelab.records.trial import Status, StepKind, StepSample, Trial, TrialResult
-from scalelab.units import format_bytes
+from scalelab.units import format_bytes, list_some
 
 Kept = TypeVar("Kept")
 
@@ -54,6 +54,11 @@ class Arm:
     def completed(self) -> list[TrialResult]:
         return [result for result in self.results if result.status is Status.COMPLETED]
 
+    @cached_property
+    def reports(self) -> list[RankReport]:
+        """Of every rank of every round that completed."""
+        return [rank for result in self.completed for rank in result.ranks]
+
     @property
     def failure(self) -> TrialResult | None:
         """The first round that did not complete, if there is one."""
@@ -81,13 +86,13 @@ class Arm:
     def num_passes(self) -> int:
         """Backward passes of one step: those of a script as they were seen, those of a workload as it says."""
         seen = [one.num_passes for one in self.scripts]
-        said = [rank.num_passes for result in self.completed for rank in result.ranks]
+        said = [rank.num_passes for rank in self.reports]
         return next((number for number in (*seen, *said) if number), self.trial.accumulation)
 
     @property
     def scripts(self) -> list[ScriptReport]:
         """What was seen of a training script, on every rank of every round that completed."""
-        return [rank.script for result in self.completed for rank in result.ranks if rank.script is not None]
+        return [rank.script for rank in self.reports if rank.script is not None]
 
     @property
     def is_alone(self) -> bool:
@@ -130,8 +135,13 @@ class Arm:
     @property
     def peak_memory_bytes(self) -> int | None:
         """The highest of any rank in any round."""
-        found = [rank.peak_memory_bytes for result in self.completed for rank in result.ranks]
+        found = [rank.peak_memory_bytes for rank in self.reports]
         return max((peak for peak in found if peak is not None), default=None)
+
+
+def find_measured(arms: Mapping[str, Arm], configuration: str) -> Arm | None:
+    arm = arms.get(configuration)
+    return arm if arm is not None and arm.is_measured else None
 
 
 def keep_by_arm(compute: Callable[[Arm], Kept]) -> Callable[[Arm], Kept]:
@@ -189,36 +199,33 @@ def group_arms(results: Sequence[TrialResult], forced_warmup: int | None) -> dic
 
 def make_transfer_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
     """One arm per exchange and size of its messages, whose steps are calls."""
-    arms: dict[str, Arm] = {}
-    for name, series in group_transfers(results).items():
-        for size, rounds in series.seconds.items():
-            arms[f"{name}-{size}"] = Arm(
-                trial=replace(series.trial, label=f"{series.trial.label}, {format_bytes(size)}"),
-                results=series.results,
-                clean=rounds,
-                comm_free=[[] for _ in rounds],
-                warmup=Warmup(num_steps=0, is_settled=True),
-                num_dropped=0,
-                num_clean_steps=max(map(len, rounds)),
-            )
-    return arms
+    return {
+        f"{name}-{size}": _make_series_arm(series, f"{series.trial.label}, {format_bytes(size)}", rounds)
+        for name, series in group_transfers(results).items()
+        for size, rounds in series.seconds.items()
+    }
 
 
 def make_fetch_arms(results: Sequence[TrialResult]) -> dict[str, Arm]:
     """One arm per stored set and pass over it, whose steps are batches."""
-    arms: dict[str, Arm] = {}
-    for name, series in group_fetches(results).items():
-        for one, times in series.passes.items():
-            arms[f"{name}-{one.replace(' ', '-')}"] = Arm(
-                trial=replace(series.trial, label=f"{series.label}, {one}"),
-                results=series.results,
-                clean=times.fetch,
-                comm_free=[[] for _ in times.fetch],
-                warmup=Warmup(num_steps=0, is_settled=True),
-                num_dropped=0,
-                num_clean_steps=max(map(len, times.fetch)),
-            )
-    return arms
+    return {
+        f"{name}-{one.replace(' ', '-')}": _make_series_arm(series, f"{series.label}, {one}", times.fetch)
+        for name, series in group_fetches(results).items()
+        for one, times in series.passes.items()
+    }
+
+
+def _make_series_arm(series: TransferSeries | FetchSeries, label: str, rounds: Rounds) -> Arm:
+    """Its steps are calls or batches: none is warm-up, and none ran without communication."""
+    return Arm(
+        trial=replace(series.trial, label=label),
+        results=series.results,
+        clean=rounds,
+        comm_free=[[] for _ in rounds],
+        warmup=Warmup(num_steps=0, is_settled=True),
+        num_dropped=0,
+        num_clean_steps=max(map(len, rounds)),
+    )
 
 
 def share_warmup(found: Sequence[Warmup]) -> int:
@@ -272,8 +279,7 @@ def describe_failures(failed: Iterable[tuple[str, str]]) -> Iterator[str]:
     """A sentence of all that is missing, by name and status; nothing if nothing is."""
     words = [f"{label} ({status})" for label, status in failed]
     if words:
-        more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-        yield f"Not measured: {', '.join(words[:MOST_NAMED])}{more}."
+        yield f"Not measured: {list_some(words, MOST_NAMED)}."
 
 
 def join_words(*sentences: str) -> str:

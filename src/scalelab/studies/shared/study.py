@@ -22,7 +22,7 @@ from scalelab.records.settings import find_kind
 from scalelab.records.store import RunStore
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Exchange, Forecast, Measure, Script
-from scalelab.records.trial import NO_STRATEGY, Status, StepPlan, Trial, TrialResult
+from scalelab.records.trial import NO_STRATEGY, Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.findings import CautionKind
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
@@ -381,3 +381,8 @@ class Study:
     def rescue(self, store: RunStore) -> TrialResult | None:
         """The result of a run without any, from what a killed process left behind; None: nothing can be read."""
         return None
+
+
+def was_refused(result: TrialResult) -> bool:
+    """Whether its study left it out, by `refuse`; before 0.2 results had no cause."""
+    return result.status is Status.NOT_RUN and result.cause in (Cause.ANSWERED, None)

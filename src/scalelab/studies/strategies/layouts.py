@@ -277,7 +277,7 @@ def count_wire(arm: Arm) -> int | None:
 
 def list_pipelines(arm: Arm) -> list[PipelineTimes]:
     """What the ranks of a pipeline were watched at, in the first round."""
-    reports = [rank.pipeline for result in arm.completed for rank in result.ranks]
+    reports = [rank.pipeline for rank in arm.reports]
     return [one for one in reports if one is not None]
 
 

@@ -278,7 +278,7 @@ def _explain_replicas(arm: Arm) -> str:
 def _describe_excess(arm: Arm) -> Iterator[Finding]:
     excess = find_excess(arm)
     devices: list[Estimate] = [device.memory for device in list_devices(arm) if device.memory]
-    if excess is None or len(devices) < 2 or excess.low is None or excess.low <= 0:
+    if excess is None or len(devices) < 2 or not excess.is_above(0):
         return
     others = devices[0].value - excess.value
     if others > 0 and excess.value > CLEAR_EXCESS * others:
