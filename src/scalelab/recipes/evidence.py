@@ -19,6 +19,7 @@ from scalelab.recipes.recipe import Outcome, Outcomes, Size
 from scalelab.recipes.setting import RANDOM, name_model
 from scalelab.records.trial import Option, Status, StepKind, Trial, TrialResult
 from scalelab.report.document import Table
+from scalelab.report.findings import Finding, FindingKind
 from scalelab.report.tables import INTERVAL_NOTE, Field, make_column, make_table, ratio_column, text_column
 from scalelab.studies.memory.answer import collect_rows
 from scalelab.studies.memory.study import Memory
@@ -116,9 +117,7 @@ def divide_speedups(one: tuple[Arm, Arm], other: tuple[Arm, Arm]) -> Estimate | 
 
 def compare_estimates(one: Estimate, other: Estimate) -> int:
     """1 where one interval lies above the other, −1 where below, 0 where they overlap."""
-    lows = [found.value if found.low is None else found.low for found in (one, other)]
-    highs = [found.value if found.high is None else found.high for found in (one, other)]
-    return int(lows[0] > highs[1]) - int(highs[0] < lows[1])
+    return int(one.ends[0] > other.ends[1]) - int(one.ends[1] < other.ends[0])
 
 
 def compare_independent(one: Estimate, other: Estimate) -> int:
@@ -159,7 +158,7 @@ def compare_tasks(rows: Mapping[str, Outcomes]) -> Iterator[str]:
 
 def read_memory(arm: Arm) -> int | None:
     """The accounted peak of the rank that has most; the resident set of its process where nothing was accounted."""
-    accounted = [rank.memory.peak_bytes for result in arm.completed for rank in result.ranks if rank.memory]
+    accounted = [rank.memory.peak_bytes for rank in arm.reports if rank.memory]
     return max(accounted, default=arm.peak_memory_bytes)
 
 
@@ -167,10 +166,13 @@ def scale(estimate: Estimate | None, factor: float) -> Estimate | None:
     return None if estimate is None else estimate.map(lambda value: value * factor)
 
 
+def list_completed(outcome: Outcome | None) -> list[TrialResult]:
+    return [result for result in outcome.results if result.status is Status.COMPLETED] if outcome else []
+
+
 def find_completed(outcome: Outcome | None) -> TrialResult | None:
     """The first result that completed."""
-    found = (result for result in outcome.results if result.status is Status.COMPLETED) if outcome else iter(())
-    return next(found, None)
+    return next(iter(list_completed(outcome)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,11 +190,10 @@ class RepeatedTraining(TrainStudy):
 
 def list_totals(outcome: Outcome | None) -> dict[int, float]:
     """The time of all steps of a training run on its slowest rank, profiled ones included, by launch."""
-    completed = [result for result in outcome.results if result.status is Status.COMPLETED] if outcome else []
     kinds = (StepKind.CLEAN, StepKind.PROFILED)
     return {
         one.trial.round: sum(seconds for kind in kinds for seconds in one.step_seconds(kind).values())
-        for one in completed
+        for one in list_completed(outcome)
     }
 
 
@@ -222,6 +223,13 @@ def list_losses(outcome: Outcome | None) -> list[float]:
     """The losses of a training run, step by step."""
     result = find_completed(outcome)
     return [] if result is None else list(result.losses().values())
+
+
+def list_findings(outcome: Outcome | None, *kinds: FindingKind) -> list[Finding]:
+    """What a study found, of these kinds."""
+    names = {kind.name for kind in kinds}
+    findings = outcome.document.findings if outcome and outcome.document else ()
+    return [finding for finding in findings if finding.kind in names]
 
 
 def quote(outcome: Outcome | None, *kinds: str, subject: str = "") -> tuple[str, ...]:

@@ -224,6 +224,14 @@ def pair_questions(recipe: str, row: str, answers: Mapping[str, str]) -> tuple[Q
     return tuple(Question(printed.text, answers[name]) for name, printed in asked.items() if name in answers)
 
 
+def join_alike(reasons: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    """Every reason once, with the names of those that share it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items() if isinstance(reasons, Mapping) else reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())
+
+
 CELL = re.compile(r"^# %%(?P<markdown> \[markdown\])?\n", re.MULTILINE)
 SCRIPT_README = "README.md"
 PROJECT = "pyproject.toml"

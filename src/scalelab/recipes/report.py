@@ -26,7 +26,7 @@ from scalelab.report.findings import ASIDE, DETAIL, MAIN, Caution, Finding, Find
 from scalelab.report.tables import INTERVAL_NOTE, count_column, make_table, text_column
 from scalelab.studies.catalogue import find_command
 from scalelab.studies.shared.cautions import DISTURBED, FAILED, NOT_RUN, is_unsteady, name_failure
-from scalelab.units import format_count, format_quantity, format_share, is_known
+from scalelab.units import format_count, format_quantity, format_share, is_known, list_some
 
 ROWS = FindingKind(
     "reproduction",
@@ -99,7 +99,7 @@ def judge_main(main: Main | None, size: Size) -> str | None:
     if not main.is_alike or not is_comparable(main.quantity, size, is_ratio=main.is_ratio):
         return OTHER_SETUP
     ours = main.ours if isinstance(main.ours, Estimate) else Estimate(value=main.ours)
-    low, high = (ours.value if end is None else end for end in (ours.low, ours.high))
+    low, high = ours.ends
     if low <= main.published <= high:
         return IMPRECISE if max(high - ours.value, ours.value - low) > WIDEST * abs(ours.value) else AGREES
     if not is_known(ours):
@@ -380,8 +380,7 @@ def _merge_alike(group: Sequence[Found]) -> Caution:
     rows = ", ".join(which)
     named = [] if first.caution.kind == DISTURBED.name else group[1:]  # whose subject is a list of its own
     others = list(dict.fromkeys(_name(one) for one in named if one.caution.subject and _name(one) != _name(first)))
-    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-    also = f" (also {', '.join(others[:MOST_NAMED])}{more})" if others else ""
+    also = f" (also {list_some(others, MOST_NAMED)})" if others else ""
     commands = list(dict.fromkeys(one.command for one in group if one.command))
     way = commands[0] if len(commands) == 1 else "scalelab run and the study of each row" if commands else ""
     step = f"{first.caution.next_step}, with {way}" if way else first.caution.next_step

@@ -7,7 +7,7 @@ part, and its document is theirs under one title. So it is stored, resumed, show
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -24,7 +24,7 @@ from scalelab.recipes.gpt2.rows import GPT2
 from scalelab.recipes.parallelism.rows import PARALLELISM
 from scalelab.recipes.polaris.rows import POLARIS
 from scalelab.recipes.quantization.rows import QUANTIZATION
-from scalelab.recipes.recipe import Outcome, Recipe, Row, Size, list_scripts
+from scalelab.recipes.recipe import Outcome, Recipe, Row, Size, join_alike, list_scripts
 from scalelab.recipes.report import (
     Concluded,
     find_findings,
@@ -362,11 +362,3 @@ def _select(results: Sequence[TrialResult], prefix: str, key: str) -> tuple[Tria
 
 def conclude_part(study: Study, results: tuple[TrialResult, ...]) -> Outcome:
     return Outcome(study=study, results=results, document=study.conclude(results) if results else None)
-
-
-def join_alike(reasons: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
-    """Every reason once, with the names of those that share it."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items() if isinstance(reasons, Mapping) else reasons:
-        names.setdefault(reason, []).append(name)
-    return "; ".join(f"{', '.join(sharing)}: {reason}" for reason, sharing in names.items())

@@ -137,7 +137,7 @@ def name_fastest(arms: Sequence[Arm]) -> str:
     """The batch with the highest throughput, where its interval against every other one says so."""
     best = max(arms, key=lambda arm: measure_rate(arm).value)
     gains = {arm.trial.global_batch: measure_gain(arm, best) for arm in arms if arm is not best}
-    ties = {batch: gain for batch, gain in gains.items() if gain is None or gain.low is None or gain.low <= 1}
+    ties = {batch: gain for batch, gain in gains.items() if gain is None or not gain.is_above(1)}
     if not ties:
         rate = say_wide("rate", measure_rate(best))
         return f"The highest throughput is {rate} tokens/s at batch {best.trial.global_batch}"
@@ -177,7 +177,7 @@ def answer_sweep(arms: Sequence[Arm], limit: str, more: Sequence[str] = ()) -> d
         f"{format_interval('ratio', gain)}{' (no interval)' if gain.low is None else ''} at {batch}"
         for batch, gain in known.items()
     )
-    growing = [batch for batch, gain in known.items() if gain.low is not None and gain.low > 1 + EDGE]
+    growing = [batch for batch, gain in known.items() if gain.is_above(1 + EDGE)]
     others = [str(batch) for batch in known if growing and batch not in growing and not is_flat(known[batch])]
     verdict = f"Throughput grows up to batch {growing[-1]}" if growing else judge_over_first(ordered)
     verdict += f"; whether it does at {', '.join(others)} is unresolved" if others else ""
@@ -193,7 +193,7 @@ def answer_sweep(arms: Sequence[Arm], limit: str, more: Sequence[str] = ()) -> d
 
 def is_flat(gain: Estimate) -> bool:
     """Whether it is certain that a batch gains no more than next to nothing."""
-    return gain.high is not None and gain.high < 1 + 10 * EDGE
+    return gain.is_below(1 + 10 * EDGE)
 
 
 def compare_ends(ordered: Sequence[Arm]) -> str:
@@ -212,7 +212,7 @@ def judge_over_first(ordered: Sequence[Arm]) -> str:
     """Whether any batch is clearly faster than the smallest, where no step from one to the next is."""
     first = ordered[0]
     gains = {arm.trial.global_batch: measure_gain(first, arm) for arm in ordered[1:]}
-    clear = {batch: gain for batch, gain in gains.items() if gain and gain.low is not None and gain.low > 1 + EDGE}
+    clear = {batch: gain for batch, gain in gains.items() if gain and gain.is_above(1 + EDGE)}
     if not clear:
         return "No clear growth of throughput"
     listed = ", ".join(f"{format_interval('ratio', gain)} at {batch}" for batch, gain in clear.items())

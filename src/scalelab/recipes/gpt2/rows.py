@@ -42,7 +42,7 @@ from scalelab.recipes.gpt2.one_device import (
     make_throughput_rows,
 )
 from scalelab.recipes.gpt2.published import make_checks
-from scalelab.recipes.gpt2.traces import ALL_GATHER, ALL_REDUCE, TRACES, UNSHARDED, make_g6, read_report
+from scalelab.recipes.gpt2.traces import ALL_GATHER, ALL_REDUCE, TRACES, UNSHARDED, list_messages, make_g6
 from scalelab.recipes.recipe import Answer, Main, Outcomes, Recipe, Row, Size, pair_questions
 from scalelab.recipes.setting import TIMING_TERMS
 from scalelab.records.settings import TrainingRun
@@ -224,14 +224,14 @@ def count_buckets(outcomes: Outcomes) -> str:
     arm = find_arm(outcomes.get(TRACES), strategy="ddp")
     if arm is None or not list_traced(arm):
         return ""
-    num_calls = sum(one.count for one in read_report(arm).traced_steps[-1].messages if one.kind == ALL_REDUCE)
+    num_calls = sum(one.count for one in list_messages(arm) if one.kind == ALL_REDUCE)
     return f", in {format_count(num_calls, 'bucket')}" if num_calls else ""
 
 
 def explain_loss(speedup: Estimate | None, gap: Estimate | None) -> str:
     """Why it is not as many times as fast as there are ranks, and how much of a step that is; empty where it may be."""
     ranks = published.TRAIN_RANKS
-    if gap is None or speedup is None or speedup.high is None or speedup.high >= ranks:
+    if gap is None or speedup is None or not speedup.is_below(ranks):
         return ""
     return (
         f". It stays below {ranks}: the mean of all {published.TRAIN_STEPS} steps is {say('seconds', gap)} longer than"
@@ -245,7 +245,7 @@ def contrast_shards(outcomes: Outcomes) -> str:
     counts = []
     for name in ("fsdp-full", "fsdp-grad-op"):
         arm = find_arm(outcomes.get(TRACES), strategy=name)
-        sent = read_report(arm).traced_steps[-1].messages if arm is not None and list_traced(arm) else ()
+        sent = list_messages(arm) if arm is not None and list_traced(arm) else ()
         counts.append(sum(message.count for message in sent if message.kind == ALL_GATHER))
     counted = f": {counts[0]} against {counts[1]} all-gathers per step (G6)" if all(counts) else ""
     return (
@@ -261,7 +261,7 @@ def count_sent(outcomes: Outcomes) -> str:
         arm = find_arm(outcomes.get(TRACES), strategy=name)
         if arm is None or not list_traced(arm):
             return ""
-        sent = sorted(read_report(arm).traced_steps[-1].messages, key=lambda message: message.kind)
+        sent = sorted(list_messages(arm), key=lambda message: message.kind)
         listed = " and ".join(
             f"{format_count(one.count, one.kind.replace('_', '-'))} of {say('bytes', one.payload_bytes)} in all"
             for one in sent
@@ -306,7 +306,7 @@ def define_unsharded(names: Collection[str]) -> str:
 
 def explain_unsharded(ratio: Estimate | None) -> str:
     """Why FSDP without sharding takes longer than DDP though it gathers nothing; empty where that is not certain."""
-    if ratio is None or ratio.low is None or ratio.low <= 1:
+    if ratio is None or not ratio.is_above(1):
         return ""
     return (
         f" fsdp-none gathers nothing, so its factor of {say_wide('ratio', ratio)} is FSDP's own work: hooks for every"

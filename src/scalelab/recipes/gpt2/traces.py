@@ -82,6 +82,11 @@ def read_report(arm: Arm) -> RankReport:
     return list_traced(arm)[0].ranks[0]
 
 
+def list_messages(arm: Arm) -> tuple[Message, ...]:
+    """What rank 0 sent in its last profiled step."""
+    return read_report(arm).traced_steps[-1].messages
+
+
 def make_parts_table(arms: Mapping[str, Arm]) -> Table | None:
     """Rank 0's profiled step in parts, and how much of communication is overlapped."""
     if not arms:
@@ -123,7 +128,7 @@ def make_kinds_table(arms: Mapping[str, Arm]) -> Table | None:
     rows: list[tuple[str, Message]] = [
         (name, message)
         for name, arm in arms.items()
-        for message in sorted(read_report(arm).traced_steps[-1].messages, key=lambda message: message.kind)
+        for message in sorted(list_messages(arm), key=lambda message: message.kind)
     ]
     table = make_table(
         rows,
@@ -252,7 +257,7 @@ def name_largest(more: Mapping[str, Sequence[float]]) -> str:
         for part in more
         if part != largest
     ]
-    if not all(found.low is not None and found.low > 0 for found in ahead):
+    if not all(found.is_above(0) for found in ahead):
         return f"which part of it grows most is unresolved ({listed})"
     hooks = ": FSDP runs hooks for every block and copies gradients into and out of flat tensors"
     return f"the largest part of that is {largest} ({listed}){hooks if largest.startswith('idle') else ''}"
@@ -284,7 +289,7 @@ def explain_gathers(arms: Mapping[str, Arm]) -> Iterator[str]:
     """
     said = []
     for name, arm in arms.items():
-        counts = {message.kind: message.count for message in read_report(arm).traced_steps[-1].messages}
+        counts = {message.kind: message.count for message in list_messages(arm)}
         units, gathers, passes = counts.get(REDUCE_SCATTER, 0), counts.get(ALL_GATHER, 0), arm.num_passes
         if units and gathers == passes * (2 * units - 1):
             said.append(

@@ -332,7 +332,7 @@ def make_l3(size: Size) -> Row:
 
 def read_activations(arm: Arm | None) -> int | None:
     """Activations at the peak of the rank that has most of them."""
-    reports = [rank.memory for result in arm.completed for rank in result.ranks if rank.memory] if arm else []
+    reports = [rank.memory for rank in arm.reports if rank.memory] if arm else []
     return max((report.by_category.get("activations", 0) for report in reports), default=None)
 
 

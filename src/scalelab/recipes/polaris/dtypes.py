@@ -294,6 +294,6 @@ def explain_savings(typed: Sequence[Typed]) -> str:
 
 def read_activations(arm: Arm) -> int | None:
     """At the peak of the rank that has most."""
-    accounts = [rank.memory for result in arm.completed for rank in result.ranks if rank.memory]
+    accounts = [rank.memory for rank in arm.reports if rank.memory]
     most = max(accounts, key=lambda account: account.peak_bytes, default=None)
     return most.by_category.get("activations") if most else None

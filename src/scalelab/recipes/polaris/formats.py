@@ -127,7 +127,7 @@ def answer_formats(series: Mapping[str, FetchSeries], slowdown: Estimate | None,
 
 def judge_slow(slowdown: Estimate, naive: FetchSeries | None, lazy: FetchSeries | None) -> str:
     """Whether a step is longer, and whether reading by batches makes it short: then decompressing is not the reason."""
-    if slowdown.low is None or slowdown.low <= 1:
+    if not slowdown.is_above(1):
         return UNTOLD
     is_cured = bool(
         naive
@@ -251,7 +251,7 @@ def _describe_ratios(arms: Mapping[str, Arm], memory: Arm | None) -> Iterator[st
 
 def doubt_faster(lazy: Estimate | None) -> str:
     """What a step from a file that seems shorter than one from memory means."""
-    if lazy is None or lazy.high is None or lazy.high >= 1:
+    if lazy is None or not lazy.is_below(1):
         return ""
     return ": no slower, as a file cannot be faster than memory; below 1 points to drift or other load"
 

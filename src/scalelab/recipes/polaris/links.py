@@ -182,7 +182,7 @@ def find_least_communication(row: LinkRow) -> Estimate | None:
 
 
 def judge_share(share: Estimate, limit: float, above: str, below: str) -> str:
-    low, high = (share.value if end is None else end for end in (share.low, share.high))
+    low, high = share.ends
     return above if low > limit else below if high < limit else UNTOLD
 
 
@@ -325,7 +325,7 @@ def bound_efficiency(arm: Arm, efficiency: Estimate | None = None) -> str:
     reached = f"; {len(reports)} ranks on {format_count(len(cores), 'core')} can reach {format_share(most)} at most"
     if efficiency is not None and efficiency.value > most:
         return f"{reached}, so other programs slowed the one device down"
-    if efficiency is None or efficiency.high is None or efficiency.high >= most:
+    if efficiency is None or not efficiency.is_below(most):
         return reached
     return f"{reached}, less the all-reduce and waiting for a core"
 

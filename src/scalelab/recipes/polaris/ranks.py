@@ -38,7 +38,7 @@ from scalelab.recipes.polaris.links import (
     list_speedups,
     make_seconds_table,
 )
-from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
+from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, join_alike, pair_questions
 from scalelab.records.launchers import LAUNCHERS as RECORDS
 from scalelab.records.launchers import MPI, LauncherName
 from scalelab.records.observations import Instrument, RankReport, RankSource
@@ -248,11 +248,14 @@ def count_before(result: TrialResult, report: RankReport) -> int:
     return sum(other.host == report.host and other.rank < report.rank for other in result.ranks)
 
 
+def find_launched(outcomes: Outcomes) -> dict[str, TrialResult]:
+    """A trial of every launcher that could start one."""
+    return {name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))}
+
+
 def answer_discovery(outcomes: Outcomes) -> dict[str, str]:
     """Whether ranks are what the reports say, how they are pinned, and MPI against PALS: by what ran here."""
-    found: dict[str, TrialResult] = {
-        name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
-    }
+    found = find_launched(outcomes)
     reports = [report for result in found.values() for report in result.ranks]
     asked = {said.source for report in reports for said in report.sources if not said.reason}
     by_mpi = "mpiexec did not run here, so neither was tested"
@@ -310,17 +313,12 @@ def _list_wrong(result: TrialResult, source: str) -> Iterator[str]:
 
 def describe_launchers(outcomes: Outcomes) -> Iterator[str]:
     """Whether ranks train alike under every launcher, and which launchers are not available."""
-    found: dict[str, TrialResult] = {
-        name: result for name in LAUNCHERS if (result := find_completed(outcomes.get(name)))
-    }
+    found = find_launched(outcomes)
     if found:
         yield f"Under {', '.join(found)} {_compare_losses(found, find_completed(outcomes.get('train')))}."
-    reasons: dict[str, list[str]] = {}
-    for name, reason in _list_reasons(outcomes):
-        reasons.setdefault(reason, []).append(name)
-    if reasons:
-        words = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-        yield f"Not run: {'; '.join(words)}."
+    not_run = join_alike(_list_reasons(outcomes))
+    if not_run:
+        yield f"Not run: {not_run}."
 
 
 def _list_reasons(outcomes: Outcomes) -> Iterator[tuple[str, str]]:

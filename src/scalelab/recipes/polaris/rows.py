@@ -25,6 +25,7 @@ from scalelab.recipes.evidence import (
     find_completed,
     keep_tables,
     list_arms,
+    list_completed,
     make_beside_table,
     name_resident,
     quote,
@@ -160,7 +161,7 @@ def judge_profiler(ratio: Estimate, recorded: Estimate | None = None) -> str:
         return "One launch each does not show a cost"
     if ratio.low > 1 or ratio.high < 1:
         return "The profiler costs time" if ratio.low > 1 else "It was faster"
-    is_slow = recorded is not None and recorded.low is not None and recorded.low > 1
+    is_slow = recorded is not None and recorded.is_above(1)
     if is_slow:
         return "A cost is visible in the steps under the profiler, not in the whole run"
     return "Unresolved: the interval of their ratio includes 1"
@@ -193,7 +194,7 @@ def sum_between(outcome: Outcome | None) -> list[float]:
 def compare_recorded(outcome: Outcome | None) -> Estimate | None:
     """A step under the profiler over the median of the others of its launch, which other programs disturb alike."""
     ratios = []
-    for result in (result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED):
+    for result in list_completed(outcome):
         clean, recorded = (list(result.step_seconds(kind).values()) for kind in (StepKind.CLEAN, StepKind.PROFILED))
         if clean and recorded:
             ratios.append(statistics.fmean(recorded) / statistics.median(clean))

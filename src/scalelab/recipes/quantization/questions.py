@@ -134,7 +134,7 @@ def answer_integers(found: Mapping[str, StageAnswer], networks: Sequence[Quantiz
 
 
 def is_above(change: Estimate | None) -> bool:
-    return change is not None and change.low is not None and change.low > 0
+    return change is not None and change.is_above(0)
 
 
 def judge_apart(apart: Estimate | None, networks: Sequence[Quantized]) -> str:
@@ -254,8 +254,8 @@ def judge_clamp(networks: Sequence[Quantized]) -> str:
     rounding, clamp = pool_change(networks, "int8", "weights"), pool_change(networks, "int8-255", "int8")
     if rounding is None or clamp is None:
         return ""
-    is_clamp = clamp.high is not None and clamp.high < 0
-    is_rounding = rounding.high is not None and rounding.high < 0
+    is_clamp = clamp.is_below(0)
+    is_rounding = rounding.is_below(0)
     cause = {
         (True, False): "so the clamp costs accuracy, and rounding activations nothing that can be seen",
         (True, True): "so both cost accuracy",
@@ -295,7 +295,7 @@ def answer_bias(
     if not {"weights-raw-bias", "weights", "int8-255"} <= set(found):
         return {}
     change = pool_change(networks, "weights", "weights-raw-bias")
-    is_gain = change is not None and change.low is not None and change.low > 0
+    is_gain = change is not None and change.is_above(0)
     so = "So what scaling recovers was lost with the bias, not by rounding weights. " if is_gain else ""
     return {
         "bias": f"{judge_bias(networks)} {count_right(networks, **BIASES)} {weigh_bias(layers)}{so}The published"
@@ -336,9 +336,9 @@ def judge_bias(networks: Sequence[Quantized]) -> str:
     if not decided:
         return f"This data cannot show it: the bias changes the class of none of the {num:,} images."
     verdict = f"{UNTOLD}, the change could be chance"
-    if change.low is not None and change.low > 0:
+    if change.is_above(0):
         verdict = "Yes"
-    elif change.high is not None and change.high < 0:
+    elif change.is_below(0):
         verdict = "No, the unscaled bias does better"
     elif change.low is not None and change.high is not None and max(-change.low, change.high) < SMALL_DROP:
         verdict = f"No, it changes by less than {100 * SMALL_DROP:g} point"

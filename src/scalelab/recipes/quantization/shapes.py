@@ -178,9 +178,7 @@ def is_mostly_dark(histograms: Sequence[Histogram]) -> bool:
 def find_share_beyond(histogram: Histogram, peak: int) -> float:
     """The share of values in bins whose middle is beyond the clamp."""
     limit = find_largest(histogram) * CLAMP / peak
-    width = (histogram.high - histogram.low) / len(histogram.counts)
-    middles = (histogram.low + width * (number + 0.5) for number in range(len(histogram.counts)))
-    beyond = sum(count for count, middle in zip(histogram.counts, middles, strict=True) if abs(middle) > limit)
+    beyond = sum(count for middle, count in list_middles(histogram) if abs(middle) > limit)
     return beyond / max(1, sum(histogram.counts))
 
 

@@ -51,6 +51,11 @@ def count_steps(arm: Arm) -> float:
     return published.TRAIN_IMAGES // arm.trial.global_batch
 
 
+def speed_up(one: Arm | None, other: Arm | None) -> Estimate | None:
+    """An epoch of the one over an epoch of the other."""
+    return scale(divide_steps(one, other), count_steps(one) / count_steps(other)) if one and other else None
+
+
 def list_pairs(outcomes: Outcomes) -> list[Pair]:
     """Every batch and number of devices that was measured on one device too."""
     pairs = []
@@ -59,6 +64,11 @@ def list_pairs(outcomes: Outcomes) -> list[Pair]:
         plain = find_arm(outcome, strategy="single")
         pairs += [(batch, plain, arm) for arm in list_spread(outcome) if plain is not None]
     return pairs
+
+
+def prefer_uncrowded(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """Those whose devices share no cores, which is no communication; where all do, all."""
+    return [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
 
 
 def name_pair(arm: Arm) -> str:
@@ -92,9 +102,8 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     lines = []
     for batch, plain, arm in pairs:
         ranks = arm.trial.num_ranks
-        ratio = count_steps(plain) / count_steps(arm)
         there = published.EPOCH_SECONDS[1][batch] / published.EPOCH_SECONDS[ranks][batch]
-        lines.append(Compared(f"1 → {name_beside(arm, batch)}", scale(divide_steps(plain, arm), ratio), there))
+        lines.append(Compared(f"1 → {name_beside(arm, batch)}", speed_up(plain, arm), there))
     gains = [
         f"{say('ratio', line.ours)} (1 → {name_pair(arm)})" for line, (_, _, arm) in zip(lines, pairs, strict=True)
     ]
@@ -142,9 +151,6 @@ def make_training_table(outcomes: Outcomes) -> Table | None:
             unit_of="" if place == 1 else "seconds_1",
         )
 
-    def speed_up(one: Arm | None, other: Arm | None) -> Estimate | None:
-        return scale(divide_steps(one, other), count_steps(one) / count_steps(other)) if one and other else None
-
     shared = (f"{OVERSUBSCRIBED} share cores, so they cannot be faster than as many devices as there are cores",)
     table = make_table(
         rows,
@@ -173,7 +179,7 @@ def compare_timed(size: Size, outcomes: Outcomes) -> Table | None:
 
 def answer_scaling(pairs: list[Pair], outcomes: Outcomes) -> dict[str, str]:
     """Strong or weak, which of them is better, and the numbers that say so: of the most devices at every batch."""
-    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
+    fair = prefer_uncrowded(pairs)
     most = max(arm.trial.num_ranks for _, _, arm in fair)
     arms = {batch: (plain, arm) for batch, plain, arm in fair if arm.trial.num_ranks == most}
     found = {batch: divide_steps(plain, arm) for batch, (plain, arm) in arms.items()}
@@ -200,9 +206,8 @@ def find_data_point(pairs: list[Pair]) -> str | None:
     None where no number of devices was measured at two batches.
     """
     by_devices: dict[int, list[tuple[int, Arm, Estimate]]] = {}
-    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs  # sharing cores is no communication
-    for batch, plain, arm in fair:
-        speedup = scale(divide_steps(plain, arm), count_steps(plain) / count_steps(arm))
+    for batch, plain, arm in prefer_uncrowded(pairs):
+        speedup = speed_up(plain, arm)
         if speedup is not None:
             by_devices.setdefault(arm.trial.num_ranks, []).append((batch, arm, speedup))
     every = [
@@ -249,7 +254,7 @@ def judge_weak(outcomes: Outcomes) -> str:
         there = f"from the published times: {_compare_published():.2f} times the efficiency"
         return f"{UNTOLD}: it takes four devices ({there})."
     ratio = estimate_unpaired_ratio(strong.clean, weak.clean).map(lambda steps: 4 * steps)
-    low, high = (ratio.value if end is None else end for end in (ratio.low, ratio.high))
+    low, high = ratio.ends
     verdict = "Better" if low > 1 else "Worse" if high < 1 else UNTOLD
     shared = " (oversubscribed, so both share the same cores)" if weak.trial.is_oversubscribed else ""
     batch = one.trial.batch_per_rank
@@ -268,7 +273,7 @@ def describe_two_to_four(outcomes: Outcomes) -> Iterator[str]:
     found: dict[int, tuple[Arm, Estimate]] = {}
     for batch in published.BATCHES:
         two, four = (find_arm(outcomes.get(f"batch{batch}"), num_ranks=num_devices) for num_devices in DEVICES)
-        ratio = scale(divide_steps(two, four), count_steps(two) / count_steps(four)) if two and four else None
+        ratio = speed_up(two, four)
         if four is not None and ratio is not None:
             found[batch] = (four, ratio)
     if not found:
@@ -283,7 +288,7 @@ def describe_two_to_four(outcomes: Outcomes) -> Iterator[str]:
 
 def judge_more_devices(ratios: Sequence[Estimate]) -> str:
     """By the ends of the intervals of all batches."""
-    faster = [ratio.low is not None and ratio.low > 1 for ratio in ratios]
+    faster = [ratio.is_above(1) for ratio in ratios]
     if all(faster):
         return "a speedup at every batch"
     return "a speedup at some batches only" if any(faster) else "no speedup is shown"

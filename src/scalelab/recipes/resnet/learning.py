@@ -30,7 +30,7 @@ from scalelab.studies.large_batch.answer import NOISE, SCALED, WARMED
 from scalelab.studies.large_batch.report import NOISE_SCALE, REMEDY
 from scalelab.studies.large_batch.study import LargeBatch
 from scalelab.studies.shared.job import DIGITS_IMAGES
-from scalelab.units import format_interval, format_share
+from scalelab.units import format_interval, format_points, format_share
 
 SMALL_BATCH = 32
 SMALL_LARGE = DIGITS_IMAGES // (published.TRAIN_IMAGES // (published.LARGE_RANKS * published.LARGE_BATCH))
@@ -244,11 +244,7 @@ def describe_rates(setting: Batches | None) -> str:
 
 def describe_tests(tested: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
     """What the remedies do to test images, against the large batch alone, seed by seed."""
-    said = [
-        f"{words} {say_wide('accuracy', tested[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
-        for name, words in REMEDIES.items()
-        if name in tested and name in gains
-    ]
+    said = list_remedies(tested, gains)
     if not said or "large" not in tested:
         return ""
     return f" Test accuracy: unchanged rate {say_wide('accuracy', tested['large'][1])}, {', '.join(said)}."
@@ -272,10 +268,9 @@ def explain_test(large: Estimate, tested: Mapping[str, tuple[str, Estimate]], up
 
 def name_chance(accuracy: Estimate) -> str:
     """`, not distinguishable from chance, 10 %`, where the interval includes chance or nearly does, and little else."""
-    low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
     chance = 1 / NUM_CLASSES
-    is_chance = low <= chance <= high or abs(accuracy.value - chance) < NEAR_CHANCE
-    is_narrow = high <= 2 * chance
+    is_chance = accuracy.holds(chance) or abs(accuracy.value - chance) < NEAR_CHANCE
+    is_narrow = accuracy.ends[1] <= 2 * chance
     return f", not distinguishable from chance, {format_share(chance)}" if is_chance and is_narrow else ""
 
 
@@ -304,13 +299,18 @@ def explain_lag(
     )
 
 
+def list_remedies(reached: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> list[str]:
+    """The accuracy under each remedy, and what it gains."""
+    return [
+        f"{words} {say_wide('accuracy', reached[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
+        for name, words in REMEDIES.items()
+        if name in reached and name in gains
+    ]
+
+
 def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
     """What each remedy brings against the large batch alone, seed by seed."""
-    said = [
-        f"{words} {say_wide('accuracy', trained[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
-        for name, words in REMEDIES.items()
-        if name in trained and name in gains
-    ]
+    said = list_remedies(trained, gains)
     if not said:
         return ""
     helped = [name for name in REMEDIES if name in gains and judge_gain(gains[name]) == HELPS]
@@ -342,7 +342,7 @@ def judge_gain(gain: Estimate) -> str:
 def format_gain(gain: Estimate) -> str:
     """`+12.3 ± 4.5 points`."""
     width = "" if gain.half_width is None else f" ± {100 * gain.half_width:.1f}"
-    return f"{100 * gain.value:+.1f}{width} points".replace("-", "−")
+    return f"{format_points(gain.value, 1)}{width} points"
 
 
 def explain_remedies(

@@ -36,6 +36,7 @@ from scalelab.recipes.resnet.epochs import (
     make_main,
     name_beside,
     name_pair,
+    prefer_uncrowded,
 )
 from scalelab.recipes.resnet.learning import SMALL_RATE
 from scalelab.recipes.resnet.training import make_job
@@ -46,7 +47,7 @@ from scalelab.report.findings import select
 from scalelab.studies.comm_volume.report import BUFFERS, GRADIENTS
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.arms import Arm
-from scalelab.units import format_interval, format_quantity, format_share
+from scalelab.units import format_interval, format_points, format_quantity, format_share
 from scalelab.workloads.catalogue import make_options
 
 NORM_SEEDS = 5
@@ -73,7 +74,7 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
             "2·M·(N − 1)/N bytes over t_N − t_1 of a step; published: one all-reduce per epoch, in the next tables",
         ),
     )
-    fair = [pair for pair in pairs if not pair[2].trial.is_oversubscribed] or pairs
+    fair = prefer_uncrowded(pairs)
     rates = [said for _, plain, arm in fair if (said := say_bandwidth(plain, arm))]
     sent = f"M = {count_gradient_bytes(fair[0][2]):,} bytes of gradients (4 per parameter)"
     here = f"Here, with one all-reduce of {sent} per step: {', '.join(rates)}." if rates else f"Here {sent}."
@@ -174,7 +175,7 @@ def compare_as_published(size: Size, pairs: Sequence[Pair]) -> Iterator[Table | 
 def measure_bandwidth(plain: Arm, arm: Arm) -> Estimate | None:
     """Ring bytes of a step over how much longer it is than on one device; None if that may be zero."""
     excess = communication_by_subtraction(plain.clean, arm.clean, arm.trial.num_ranks, is_weak=True)
-    if excess.low is None or excess.low <= 0:
+    if not excess.is_above(0):
         return None
     sent = count_wire_bytes("all_reduce", count_gradient_bytes(arm), arm.trial.num_ranks)
     return None if sent is None else excess.map(lambda seconds: sent / seconds)
@@ -314,8 +315,8 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
             f" about {format_share(at_published)}."
         )
     verdict = verdict or UNTOLD
-    ends = "" if gain.low is None or gain.high is None else f" ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-    change = f"{100 * gain.value:+.1f} points{ends}".replace("-", "−")
+    ends = " to ".join(format_points(end, 1) for end in (gain.low, gain.high) if end is not None)
+    change = f"{format_points(gain.value, 1)} points{f' ({ends})' if ends else ''}"
     return {
         "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
         f" {say_wide('accuracy', level)} with local batch norm and changes by {change} with"

@@ -313,7 +313,7 @@ def name_epochs(epochs: Mapping[int, Estimate], batches: Sequence[int]) -> str:
 
 def judge_growth(gain: Estimate) -> str:
     """What throughput does from one batch to a larger one, by the ends of the interval of their quotient."""
-    low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
+    low, high = gain.ends
     verdict = judge(gain)
     if verdict is Verdict.SLOWER:
         return GROWS
@@ -379,7 +379,7 @@ def explain_end(last: Estimate) -> str:
     if judge(last) is Verdict.SLOWER:
         return f"{busy}; that is not reached here."
     gains = f"{busy}: a larger batch gains nothing more"
-    if last.high is None or last.high >= 1:
+    if not last.is_below(1):
         return f"{gains}. Whether that is reached is open here."
     return f"{gains}. Why it loses was not measured; activations that no longer fit the caches are one possible reason."
 

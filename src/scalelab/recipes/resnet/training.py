@@ -20,6 +20,7 @@ from scalelab.errors import UsageError
 from scalelab.recipes.evidence import (
     find_completed,
     list_arms,
+    list_completed,
     quote,
     say,
 )
@@ -28,7 +29,7 @@ from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size
 from scalelab.recipes.resnet import published
 from scalelab.records.observations import CurvePoint
 from scalelab.records.settings import Optimization, TrainingRun
-from scalelab.records.trial import Option, Status, StepKind
+from scalelab.records.trial import Option, StepKind
 from scalelab.report.document import Table
 from scalelab.report.tables import count_column, make_table, seconds_column, text_column
 from scalelab.studies.loader_workers import LoaderWorkers
@@ -162,7 +163,7 @@ def compare_timed_images(timed: Mapping[int, float], gains: Mapping[tuple[int, i
     apart = [
         pair
         for pair, gain in gains.items()
-        if set(pair) <= set(known) and not is_within(timed[pair[0]] / timed[pair[1]], gain)
+        if set(pair) <= set(known) and not gain.holds(timed[pair[0]] / timed[pair[1]])
     ]
     why = (
         " Where they differ from that, load came in between: each is one run, and only steps took turns."
@@ -172,15 +173,9 @@ def compare_timed_images(timed: Mapping[int, float], gains: Mapping[tuple[int, i
     return f" Epochs timed as a whole take {listed} ms per image at batch {', '.join(map(str, known))}.{why}"
 
 
-def is_within(value: float, interval: Estimate) -> bool:
-    low, high = (interval.value if end is None else end for end in (interval.low, interval.high))
-    return low <= value <= high
-
-
 def count_updates(outcome: Outcome | None) -> dict[str, int]:
     """Of the first seed of every way to train."""
-    found = [result for result in (outcome.results if outcome else ()) if result.status is Status.COMPLETED]
-    return {result.trial.configuration: len(result.losses()) for result in reversed(found)}
+    return {result.trial.configuration: len(result.losses()) for result in reversed(list_completed(outcome))}
 
 
 def describe_updates(updates: Mapping[str, int]) -> str:

@@ -35,7 +35,7 @@ from scalelab.recipes.scaling.limits import (
     measure_exposed,
     name,
 )
-from scalelab.recipes.scaling.questions import BYTES_PER_PARAMETER, Answers, count_parameters, join, name_ranks
+from scalelab.recipes.scaling.questions import BYTES_PER_PARAMETER, Answers, count_parameters, name_ranks
 from scalelab.report.document import Table, make_cell
 from scalelab.report.tables import (
     INTERVAL_NOTE,
@@ -48,7 +48,7 @@ from scalelab.report.tables import (
     share_column,
     text_column,
 )
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, join_words
 from scalelab.studies.shared.sweep import (
     divide_by_ranks,
     explain_marks,
@@ -85,14 +85,14 @@ def answer_sizes(outcome: Outcome | None) -> Answers:
     fair = max((ranks for ranks in known if not large[ranks].trial.is_oversubscribed), default=max(known))
     rates = [f"{find_flops(arms[1]) / 1e9:.3g} GFLOP/s ({name(arms[1])})" for arms in (small, large)]
     return {
-        "efficient": join(
+        "efficient": join_words(
             judge_sizes(gains, [ranks for ranks in known if large[ranks].trial.is_oversubscribed]),
             f"The small model is {name(small[1])}, the large one {name(large[1])} (width × layers).",
             f"Speedup over one rank, {listed}.",
             "In both models more ranks are slower than one." if all(map(is_loss, speedups.values())) else "",
             describe_gains(gains),
         ),
-        "differ": join(
+        "differ": join_words(
             "Because costs that do not grow with the model (kernel launches, Python, the latency of an all-reduce)"
             " weigh more in a small one.",
             compare_bytes(small[fair], large[fair]),
@@ -192,7 +192,7 @@ def compare_computing(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     share = 1 / pairs[0][1].trial.num_ranks
     left = [estimate_ratio(many.comm_free, one.clean) for one, many in pairs]
     listed = " and ".join(format_interval("ratio", ratio) for ratio in left)
-    is_more = all(ratio.low is not None and ratio.low > share for ratio in left)
+    is_more = all(ratio.is_above(share) for ratio in left)
     cause = ": compute is not shared in full" if is_more else ""
     return f"Without the all-reduce a step takes {listed} of one rank's, {share:.2f} if all were shared{cause}."
 
@@ -270,7 +270,7 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
         accepted[verdict] = f"at most {format_share(ratio.high - 1)} longer, so here DP is acceptable in place of DDP"
     said = "unknown" if ratio is None else format_interval("ratio", ratio)
     return {
-        "device_0": join(
+        "device_0": join_words(
             "Because one process drives all devices and device 0 is its hub: it scatters the batch, sends the model to"
             " every replica in every step, gathers all outputs, computes the loss, adds up all gradients and updates"
             " alone. With M bytes of parameters and N devices, 2·M·(N − 1) bytes of parameters and gradients pass"
@@ -281,7 +281,7 @@ def answer_strategies(outcome: Outcome | None) -> Answers:
             compare_busy(dp),
             *quote(outcome, UTILIZATION.name, subject=ddp.label),
         ),
-        "architecture": join(
+        "architecture": join_words(
             "Because no device is special: every rank is a process with its own interpreter, keeps its replica, and"
             " takes part in a ring all-reduce, bucket by bucket while backward still runs. Sent and received,"
             f" 4·M·(N − 1)/N bytes pass through each of N ranks, {format_bytes(each)} here and never more than"

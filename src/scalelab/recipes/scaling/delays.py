@@ -24,14 +24,15 @@ from scalelab.recipes.evidence import (
     divide_speedups,
     divide_steps,
     list_arms,
+    list_findings,
     say_wide,
 )
 from scalelab.recipes.recipe import Outcome
-from scalelab.recipes.scaling.questions import Answers, format_part, join
+from scalelab.recipes.scaling.questions import Answers, format_part
 from scalelab.report.document import Table
 from scalelab.report.tables import PAIRED_NOTE, Field, ratio_column, seconds_column
 from scalelab.studies.delay import ADDED, format_delay
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, join_words
 from scalelab.studies.shared.breakdown import WAITING
 from scalelab.studies.shared.losses import find_first_difference, read_losses
 from scalelab.studies.shared.sweep import (
@@ -43,8 +44,13 @@ from scalelab.studies.straggler import STRAGGLER, RankComparison
 from scalelab.units import choose_unit, format_interval
 
 
+def key_arms(outcome: Outcome | None) -> dict[tuple[int, float], Arm]:
+    """By number of ranks and delay."""
+    return {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
+
+
 def answer_delay(outcome: Outcome | None) -> Answers:
-    arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
+    arms = key_arms(outcome)
     ranks = max((n for (n, _), arm in arms.items() if not arm.trial.is_oversubscribed), default=1)
     delays = sorted(delay for num_ranks, delay in arms if num_ranks == ranks and (1, delay) in arms)
     if ranks == 1 or len(delays) < 2:
@@ -54,19 +60,21 @@ def answer_delay(outcome: Outcome | None) -> Answers:
     first, longest = delays[1], delays[-1]
     phase = arms[1, longest].trial.perturbation.delay_phase
     return {
-        "scaling": join(
+        "scaling": join_words(
             f"{judge_change(arms, ranks, longest)} Speedup on {ranks} ranks: {curve}{name_crowded(arms, longest)}. All"
             f" ranks sleep at once, right before {phase}, so more ranks do not divide the delay.",
             *quote_added(outcome, first),
         ),
-        "linearly": join(judge_curve(arms, ranks, delays), describe_model(arms, ranks, delays), explain_excess(arms)),
+        "linearly": join_words(
+            judge_curve(arms, ranks, delays), describe_model(arms, ranks, delays), explain_excess(arms)
+        ),
         "amdahl": relate_to_law(arms, ranks, [first, longest]),
     }
 
 
 def make_law_table(outcome: Outcome | None) -> Table | None:
     """Every delay on every number of ranks: its step and speedup, beside what both models of a delay predict."""
-    arms = {(arm.trial.num_ranks, arm.trial.perturbation.seconds): arm for arm in list_arms(outcome)}
+    arms = key_arms(outcome)
     if not all((n, 0.0) in arms and (1, delay) in arms for n, delay in arms):
         return None
 
@@ -142,7 +150,7 @@ def relate_to_law(arms: Mapping[tuple[int, float], Arm], ranks: int, delays: Seq
         Verdict.SLOWER: "We measured more, so the delay is not paid in full.",
     }
     ending = why[verdicts[0]] if verdicts and len(set(verdicts)) == 1 and verdicts[0] in why else ""
-    return join(
+    return join_words(
         "Amdahl's law is S = 1/(f + (1 − f)/N), f being the share of a step on one rank that does not shrink. The delay"
         " d is such a part, f = d/(T(1) + d).",
         f"On {ranks} ranks: {'; '.join(said)}.",
@@ -202,7 +210,7 @@ def explain_excess(arms: Mapping[tuple[int, float], Arm]) -> str:
         " was not measured",
         True: "they share cores, so while one sleeps another computes",
     }
-    return join(
+    return join_words(
         *(
             f"More than the model on {n} ranks with {', '.join(delays)} ms: {causes[key]}."
             for key, found in above.items()
@@ -213,9 +221,8 @@ def explain_excess(arms: Mapping[tuple[int, float], Arm]) -> str:
 
 def quote_added(outcome: Outcome | None, delay: float) -> Iterator[str]:
     """What a delay adds to a step, unless it came out impossible."""
-    for finding in outcome.document.findings if outcome and outcome.document else ():
-        is_wanted = finding.kind == ADDED.name and finding.subject == format_delay(delay)
-        if is_wanted and finding.values.get("seconds") is not None:
+    for finding in list_findings(outcome, ADDED):
+        if finding.subject == format_delay(delay) and finding.values.get("seconds") is not None:
             yield finding.text
 
 
@@ -278,9 +285,7 @@ HYPERBOLA = "By the additive model it is non-linear"
 
 def find_sign(estimate: Estimate) -> int:
     """1 where the whole interval lies above 0, −1 where below, else 0; 0 without an interval."""
-    if estimate.low is None or estimate.high is None:
-        return 0
-    return int(estimate.low > 0) - int(estimate.high < 0)
+    return int(estimate.is_above(0)) - int(estimate.is_below(0))
 
 
 def answer_straggler(outcome: Outcome | None) -> Answers:
@@ -295,7 +300,7 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
     if usual is not None and cost is not None:
         ratio, whole = divide_steps(slow, usual), usual.step.value + delay
         times = f", {format_interval('ratio', ratio)} times" if ratio is not None else ""
-        is_longer = (cost.low or 0) > 0 or (ratio is not None and (ratio.low or 0) > 1)
+        is_longer = cost.is_above(0) or (ratio is not None and ratio.is_above(1))
         verdict = "Every step, and so the whole training run, gets longer" if is_longer else f"{UNTOLD} beyond doubt"
         longer = (
             f"{verdict}: from {say_wide('seconds', usual.step)} to {say_wide('seconds', slow.step)} per step{times}."
@@ -304,7 +309,7 @@ def answer_straggler(outcome: Outcome | None) -> Answers:
         )
     return {
         "training_time": longer,
-        "synchronization": join(
+        "synchronization": join_words(
             "That DDP is synchronous: the all-reduce of a bucket ends when the last rank has brought its gradients, so"
             f" a step takes as long as on the slowest of {ranks} ranks, and the others wait inside backward.",
             compare_losses(slow, usual),
@@ -339,14 +344,14 @@ def find_waiting(arm: Arm) -> Estimate | None:
     """Of the rank that waits longest; None where that is unknown or may be nothing."""
     longest = RankComparison(arm=arm).longest_waiting
     waiting = None if longest is None else longest.parts["waiting"]
-    return waiting if waiting is not None and (waiting.low or 0.0) > 0 else None
+    return waiting if waiting is not None and waiting.is_above(0) else None
 
 
 def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
     """Who is slow and by how much, with the share of the step as it was measured."""
-    for finding in outcome.document.findings if outcome and outcome.document else ():
+    for finding in list_findings(outcome, STRAGGLER):
         longer = finding.values.get("seconds")
-        if finding.kind != STRAGGLER.name or finding.subject != slow.label:
+        if finding.subject != slow.label:
             continue
         if finding.values.get("verdict") != "slow" or not isinstance(longer, Estimate):
             yield finding.text
@@ -356,9 +361,9 @@ def describe_slow_rank(outcome: Outcome | None, slow: Arm) -> Iterator[str]:
 
 
 def describe_waiting(outcome: Outcome | None) -> Iterator[str]:
-    for finding in outcome.document.findings if outcome and outcome.document else ():
+    for finding in list_findings(outcome, WAITING):
         waiting = finding.values.get("seconds")
-        if finding.kind == WAITING.name and isinstance(waiting, Estimate):
+        if isinstance(waiting, Estimate):
             who = finding.subject.capitalize()
             yield f"{who} waits {say_wide('seconds', waiting)} per step for the others, the longest of all."
 

@@ -19,6 +19,7 @@ from scalelab.recipes.evidence import (
     divide_steps,
     find_arm,
     list_arms,
+    list_findings,
     list_spread,
     quote,
     say_wide,
@@ -27,13 +28,12 @@ from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import (
     Answers,
     count_parameters,
-    join,
     name_ranks,
 )
 from scalelab.records.trial import Option
 from scalelab.studies.batch_scaling import DOUBLING, LARGE_GAIN
 from scalelab.studies.batch_size import SATURATION, STEP_COST
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, join_words
 from scalelab.units import format_interval, format_share, is_known
 from scalelab.workloads.catalogue import make_options
 
@@ -103,7 +103,7 @@ def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
     own = [(one, arm, ratio) for one, arm, ratio in found if not arm.trial.is_oversubscribed]
     fair = [(arm, make_model(one, arm, ratio)) for one, arm, ratio in own if is_fitted(one, arm, ratio)]
     unfitted = [name(arm) for one, arm, ratio in own if not is_fitted(one, arm, ratio)]
-    return join(
+    return join_words(
         f"{rule}.",
         *judge_balances(cases),
         describe_samples(fair),
@@ -119,7 +119,7 @@ def find_threshold(pairs: Sequence[tuple[Arm, Arm]]) -> str:
 def is_fitted(one: Arm, arm: Arm, ratio: Estimate) -> bool:
     """Whether a limit follows: r is above 0, and computing clearly shrinks with the batch of a rank."""
     kept = estimate_ratio(arm.comm_free, one.clean)
-    return (ratio.low or 0.0) > 0 and judge(kept) is Verdict.FASTER
+    return ratio.is_above(0) and judge(kept) is Verdict.FASTER
 
 
 def name_case(arm: Arm) -> str:
@@ -145,9 +145,9 @@ def judge_balances(found: Sequence[tuple[Arm, Estimate]]) -> Iterator[str]:
 
 def judge_balance(ratio: Estimate) -> str:
     """The bottleneck, by the interval of r."""
-    if (ratio.low or 0.0) > 1:
+    if ratio.is_above(1):
         return "communication is the bottleneck"
-    if ratio.high is not None and ratio.high < 1:
+    if ratio.is_below(1):
         return "computing is the bottleneck"
     return "this run does not show which is the bottleneck, as r may be 1"
 
@@ -265,7 +265,7 @@ def answer_batches(outcome: Outcome | None) -> Answers:
     lost, by_fit = judge_losses(pairs), find_saturation(outcome, pairs[last][1].trial.num_ranks)
     return {
         "improve": f"{verdict}{lost}. Speedup over the plain loop: {listed}{times}. {why}",
-        "saturate": join(
+        "saturate": join_words(
             *quote(outcome, DOUBLING.name),
             by_fit,
             "It saturates because a step costs F + c·b for b samples per rank, F for kernel launches, the all-reduce"
@@ -281,9 +281,8 @@ def answer_batches(outcome: Outcome | None) -> Answers:
 
 def find_saturation(outcome: Outcome | None, ranks: int) -> str:
     """The batch from which a doubling gains too little, by the fit; empty where one was measured, or none is known."""
-    findings = outcome.document.findings if outcome and outcome.document else ()
-    is_measured = any(one.values.get("global_batch") is not None for one in findings if one.kind == DOUBLING.name)
-    halves = [one.values.get("half_batch") for one in findings if one.kind == SATURATION.name]
+    is_measured = any(one.values.get("global_batch") is not None for one in list_findings(outcome, DOUBLING))
+    halves = [one.values.get("half_batch") for one in list_findings(outcome, SATURATION)]
     half = next((found for found in halves if isinstance(found, Estimate)), None)
     if half is None or is_measured:
         return ""

@@ -25,7 +25,7 @@ from scalelab.recipes.recipe import Outcome
 from scalelab.records.strategies import find_strategy
 from scalelab.studies.reproducibility import MEAN_ERROR, OTHER_SEED, WARMUP
 from scalelab.studies.scaling.answer import AMDAHL
-from scalelab.studies.shared.arms import Arm
+from scalelab.studies.shared.arms import Arm, join_words
 from scalelab.studies.shared.losses import LOSSES_EQUAL
 from scalelab.units import (
     Unit,
@@ -47,7 +47,7 @@ def answer_timing(outcome: Outcome | None) -> Answers:
     if not list_arms(outcome):
         return {}
     return {
-        "warmup": join(
+        "warmup": join_words(
             "Because the first steps include one-time costs: memory and thread pools, lazy imports, DDP's buckets and"
             " connections, and on a GPU the CUDA context, kernel loading, autotuning and rising clocks. So they are run"
             " and not counted.",
@@ -56,7 +56,7 @@ def answer_timing(outcome: Outcome | None) -> Answers:
             " the optimizer, and the slowest rank's time counts. The other tasks drop as many first steps as a test"
             " finds slower than the rest (see each setting line).",
         ),
-        "randomness": join(
+        "randomness": join_words(
             "Because two runs must differ only in what is compared. With a fixed seed (0, and 1 to compare), weights,"
             " data and order are the same: equal losses prove that both runs did the same work, so a difference in time"
             " or loss comes from the change in the code.",
@@ -77,26 +77,28 @@ def answer_strong(outcome: Outcome | None, batches: Outcome | None = None) -> An
     said = "No" if below else "Yes, within the error" if is_resolved else UNTOLD
     listed = "; ".join(
         f"{name_ranks(arm)}: speedup {say_wide('ratio', divide_steps(plain, arm))}, efficiency"
-        f" {say_wide('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))}"
+        f" {say_efficiency(plain, arm)}"
         for arm in spread
     )
     place = "Nowhere significantly." if is_resolved else f"{UNTOLD}: the intervals include the ideal."
     if below:
         first = next(arm for arm in fair if arm.trial.num_ranks == below[0])
-        efficiency = scale(divide_steps(plain, first), 1 / below[0])
-        place = (
-            f"At {below[0]} ranks already, from 100 % to {say_wide('share', efficiency)}{list_further(plain, spread)}."
-        )
+        further = list_further(plain, spread)
+        place = f"At {below[0]} ranks already, from 100 % to {say_efficiency(plain, first)}{further}."
     shown = [arm for arm in spread if arm.trial.num_ranks in below or arm not in fair]
     own = find_arm(outcome, strategy=spread[0].trial.strategy, num_ranks=1)
-    parts = join(*(split_step(plain, arm, over, batches, max(excess, default=1), own) for arm in shown))
+    parts = join_words(*(split_step(plain, arm, over, batches, max(excess, default=1), own) for arm in shown))
     return {
-        "linear": join(f"{said}. Over {over} on one rank, {listed}.", describe_disturbed(plain, own, spread)),
+        "linear": join_words(f"{said}. Over {over} on one rank, {listed}.", describe_disturbed(plain, own, spread)),
         "drop": place,
-        "quantitative": join(name_threads([plain, *spread]), parts, *quote(outcome, AMDAHL.name))
+        "quantitative": join_words(name_threads([plain, *spread]), parts, *quote(outcome, AMDAHL.name))
         if parts or below
         else f"{UNTOLD}: the loss is within its interval.",
     }
+
+
+def say_efficiency(plain: Arm, arm: Arm) -> str:
+    return say_wide("share", scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))
 
 
 def describe_disturbed(plain: Arm, own: Arm | None, spread: Sequence[Arm]) -> str:
@@ -104,10 +106,7 @@ def describe_disturbed(plain: Arm, own: Arm | None, spread: Sequence[Arm]) -> st
     ratio = divide_steps(plain, own)
     if own is None or ratio is None or own is plain or judge(ratio) is not Verdict.SLOWER:
         return ""
-    over_own = " and ".join(
-        f"{say_wide('share', scale(divide_steps(own, arm), 1 / arm.trial.num_ranks))} on {arm.trial.num_ranks} ranks"
-        for arm in spread
-    )
+    over_own = " and ".join(f"{say_efficiency(own, arm)} on {arm.trial.num_ranks} ranks" for arm in spread)
     return (
         f"{own.label} ran {say_wide('ratio', ratio)} times as fast as the plain loop, although it does the same work"
         " and more: rather noise in the plain loop than a gain, and it makes these efficiencies too high. Over"
@@ -135,10 +134,7 @@ def name_linearity(outcome: Outcome | None) -> str:
 
 def list_further(plain: Arm, spread: Sequence[Arm]) -> str:
     """The efficiency on more ranks than the fewest."""
-    return "".join(
-        f", to {say_wide('share', scale(divide_steps(plain, arm), 1 / arm.trial.num_ranks))} at {name_ranks(arm)}"
-        for arm in spread[1:]
-    )
+    return "".join(f", to {say_efficiency(plain, arm)} at {name_ranks(arm)}" for arm in spread[1:])
 
 
 def name_threads(arms: Sequence[Arm]) -> str:
@@ -179,7 +175,7 @@ def split_step(plain: Arm, arm: Arm, over: str, batches: Outcome | None, num_fai
         f"A step on {name_ranks(arm)} takes {said[0]} = {said[1]} (1/{ranks} of {over}) + {said[2]} of exposed"
         f" communication ({format_share(sent / whole)} of the step{rate}) {slow}."
     )
-    return join(split, explain_rest(plain, arm, rest, unit, cores, batches, own) if rest > 0 else "")
+    return join_words(split, explain_rest(plain, arm, rest, unit, cores, batches, own) if rest > 0 else "")
 
 
 def explain_rest(
@@ -270,10 +266,6 @@ def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | No
 def name_ranks(arm: Arm) -> str:
     """`4 ranks (oversubscribed)`."""
     return f"{arm.trial.num_ranks} ranks{' (oversubscribed)' if arm.trial.is_oversubscribed else ''}"
-
-
-def join(*sentences: str) -> str:
-    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def count_parameters(arm: Arm) -> int:

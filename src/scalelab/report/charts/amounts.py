@@ -307,8 +307,7 @@ def join_bins(bins: HistogramBins) -> HistogramBins:
     if size <= 1:
         return bins
     counts = tuple(sum(bins.counts[start : start + size]) for start in range(0, len(bins.counts), size))
-    width = (bins.high - bins.low) / len(bins.counts)
-    return HistogramBins(low=bins.low, high=bins.low + len(counts) * size * width, counts=counts)
+    return HistogramBins(low=bins.low, high=bins.low + len(counts) * size * bins.width, counts=counts)
 
 
 def align_bins(series: Mapping[str, HistogramBins]) -> dict[str, HistogramBins]:
