@@ -26,13 +26,12 @@ from scalelab.predict.transformer_shape import (
     Transformer,
     choose_shape,
 )
-from scalelab.records.settings import MaybeFloat, MaybeInt
+from scalelab.records.settings import MaybeBytes, MaybeFloat, MaybeInt, MaybeName
 from scalelab.records.store import RUNS_DIR
 from scalelab.records.trial import to_builtins
 from scalelab.report.document import Document
 
 Number = Annotated[str | None, tyro.conf.arg(metavar="NUMBER")]
-Bytes = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
 Rate = Annotated[str | None, tyro.conf.arg(metavar="RATE")]
 DTypes = Literal["bfloat16", "float16", "float8", "tf32", "float32"]
 USUAL_BATCH_TOKENS = 2**22
@@ -49,7 +48,7 @@ FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 class ModelFlags:
     """Model: by name, by size, or by parameter count."""
 
-    model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    model: MaybeName = None
     """gpt2-tiny, gpt2-small, gpt2-large, llama3-8b, llama3-70b, llama3-405b or mixtral-8x7b."""
     parameters: Number = None
     """Parameter count, such as 1T or 7B; a plausible shape is chosen."""
@@ -83,11 +82,11 @@ class ModelFlags:
 class DeviceFlags:
     """Device: a known one with any of its numbers replaced, or a declared one."""
 
-    device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    device: MaybeName = None
     """Known device such as a100-80gb, h100-sxm or mi300x. None: a100-80gb, unless one is declared."""
     device_peak: Number = None
     """Peak operations/s in --dtype, such as 312T."""
-    device_memory: Bytes = None
+    device_memory: MaybeBytes = None
     """Memory, such as 80GB."""
     device_bandwidth: Rate = None
     """Memory bandwidth, such as 2TB/s."""

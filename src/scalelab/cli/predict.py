@@ -31,7 +31,7 @@ from scalelab.errors import DamagedRun, ScalelabError, UsageError
 from scalelab.predict.network_model import read_link
 from scalelab.predict.scaled_job import scale_out
 from scalelab.predict.what_if import Candidate, Compression, WhatIf, change_job, search_best
-from scalelab.records.settings import Dtype, MaybeInt, find_kind
+from scalelab.records.settings import Dtype, MaybeBytes, MaybeInt, MaybeName, Time, find_kind
 from scalelab.records.store import RUNS_DIR, RunStore, open_run
 from scalelab.records.strategies import DEFAULT, ProcessStrategy, find_strategy
 from scalelab.records.trial import TrialResult
@@ -42,7 +42,6 @@ from scalelab.units import format_count
 if TYPE_CHECKING:
     from scalelab.studies.scaling.study import Scaling
 
-ColumnName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
 Link = Annotated[str | None, tyro.conf.arg(metavar="RATE[,LATENCY]")]
 STRONG, WEAK, LAYOUTS = "strong-scaling", "weak-scaling", "layouts"
 USUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -56,9 +55,9 @@ SEARCHED = ("batch", "bucket_mb", "compression", "accumulation")
 class TableFlags:
     """Columns of --table."""
 
-    ranks_column: ColumnName = None
+    ranks_column: MaybeName = None
     """Column with the rank counts; None: recognized by its name."""
-    value_column: ColumnName = None
+    value_column: MaybeName = None
     """Column with the measured values; None: recognized by its name."""
     by: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="NAME…")] = None
     """Columns that identify a job; None: all descriptive ones."""
@@ -88,7 +87,7 @@ class ChangeFlags:
     """DDP communication hook: send gradients as fp16 or bf16."""
     accumulation: MaybeInt = None
     """Gradient accumulation steps; only the last one communicates."""
-    delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
+    delay: Time = "0s"
     """Delay injected into every step, such as 10ms."""
     slow: float = 1.0
     """Factor by which one rank computes slower than the others."""
@@ -108,7 +107,7 @@ class BestFlags:
 
     best: bool = False
     """Rank combinations of batch, bucket size, communication hook and accumulation on one rank count (--ranks N)."""
-    memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    memory: MaybeBytes = None
     """Memory per rank, such as 16GB. None: no limit."""
     top: int = 5
     """Number of combinations shown."""

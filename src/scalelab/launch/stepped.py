@@ -39,6 +39,7 @@ from scalelab.launch.agreement import (
 from scalelab.launch.launcher import Launched, check_torch, read_conditions
 from scalelab.launch.local import GRACE_SECONDS, clear_previous
 from scalelab.launch.outcome import RankEnd, conclude_trial
+from scalelab.launch.ranks.placement import count_cores_per_process
 from scalelab.launch.starters import (
     StepCommand,
     clean_variables,
@@ -138,11 +139,6 @@ def make_step(
         ranks_per_node=job.ranks_per_node,
         is_torchrun=is_torchrun,
     )
-
-
-def count_cores_per_process(trial: Trial) -> int:
-    """The cores that each process of a trial is to have; replicas of dp are threads of one."""
-    return trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
 
 
 class StepLauncher:

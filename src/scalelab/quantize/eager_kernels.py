@@ -43,7 +43,7 @@ import torch
 
 from scalelab.errors import ScalelabError
 from scalelab.quantize.network import HIGHEST, Grid, Layer, QuantizedLayer
-from scalelab.quantize.simulate import bound_sum, make_channels, make_scalar
+from scalelab.quantize.simulate import bound_sum, make_average_multiplier, make_channels, make_scalar
 
 
 def make_multiplier(layer: QuantizedLayer, source: Grid) -> torch.Tensor:
@@ -60,11 +60,6 @@ def make_bias(layer: QuantizedLayer, multiplier: torch.Tensor) -> torch.Tensor |
     return (
         None if layer.bias is None else (layer.bias.to(torch.float64) * multiplier.to(torch.float64)).to(torch.float32)
     )
-
-
-def make_average_multiplier(source: Grid, grid: Grid, count: int) -> torch.Tensor:
-    """s_x / (s_y · n)."""
-    return make_scalar(source.scale) / (make_scalar(grid.scale) * make_scalar(float(count)))
 
 
 Shape = tuple[int, ...]

@@ -120,25 +120,28 @@ def add_bias(sums: torch.Tensor, layer: QuantizedLayer) -> torch.Tensor:
     return sums if layer.bias is None else sums + make_channels(layer.bias.to(torch.float64), sums.dim())
 
 
+def rescale(sums: torch.Tensor, layer: QuantizedLayer, multiplier: torch.Tensor) -> torch.Tensor:
+    return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+
+
 def scale_by_quotient(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
     """float32(acc + bias) · ((s_x · s_w) / s_y), each operation rounded to float32."""
     assert layer.weight_scale is not None
-    multiplier = (make_scalar(source.scale) * layer.weight_scale) / make_scalar(layer.output.scale)
-    return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+    return rescale(sums, layer, (make_scalar(source.scale) * layer.weight_scale) / make_scalar(layer.output.scale))
 
 
 def scale_to_numbers(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
     """float32(acc + bias) · (s_x · s_w): a QGemm with float32 output."""
     assert layer.weight_scale is not None
-    unit = make_scalar(source.scale) * layer.weight_scale
-    return add_bias(sums, layer).to(torch.float32) * make_channels(unit, sums.dim())
+    return rescale(sums, layer, make_scalar(source.scale) * layer.weight_scale)
 
 
 def scale_by_inverse(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
     """float32(acc + bias) · ((s_w · s_x) · (1 / s_y)), each operation rounded to float32."""
     assert layer.weight_scale is not None
-    multiplier = (layer.weight_scale * make_scalar(source.scale)) * (1 / make_scalar(layer.output.scale))
-    return add_bias(sums, layer).to(torch.float32) * make_channels(multiplier, sums.dim())
+    return rescale(
+        sums, layer, (layer.weight_scale * make_scalar(source.scale)) * (1 / make_scalar(layer.output.scale))
+    )
 
 
 def scale_with_float_bias(sums: torch.Tensor, layer: QuantizedLayer, source: Grid) -> torch.Tensor:
@@ -193,8 +196,12 @@ def average_sums(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid)
     else:
         count = layer.kernel[0] * layer.kernel[1]
         sums = functional.avg_pool2d(centred, layer.kernel, layer.stride, layer.padding, divisor_override=1)
-    multiplier = make_scalar(source.scale) / (make_scalar(grid.scale) * make_scalar(float(count)))
-    return finish(sums.to(torch.float32) * multiplier, grid)
+    return finish(sums.to(torch.float32) * make_average_multiplier(source, grid, count), grid)
+
+
+def make_average_multiplier(source: Grid, grid: Grid, count: int) -> torch.Tensor:
+    """s_x / (s_y · n)."""
+    return make_scalar(source.scale) / (make_scalar(grid.scale) * make_scalar(float(count)))
 
 
 def average_windows(layer: Layer, integers: torch.Tensor, source: Grid, grid: Grid) -> torch.Tensor:

@@ -162,6 +162,10 @@ def read_memory(arm: Arm) -> int | None:
     return max(accounted, default=arm.peak_memory_bytes)
 
 
+def count_parameters(arm: Arm) -> int:
+    return make_options(arm.trial.workload, arm.trial.options).count_parameters()
+
+
 def scale(estimate: Estimate | None, factor: float) -> Estimate | None:
     return None if estimate is None else estimate.map(lambda value: value * factor)
 

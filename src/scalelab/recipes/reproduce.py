@@ -37,12 +37,13 @@ from scalelab.recipes.report import (
 from scalelab.recipes.resnet.rows import RESNET
 from scalelab.recipes.scaling.rows import SCALING
 from scalelab.recipes.setting import describe_trials
+from scalelab.records.settings import MaybePath
 from scalelab.records.tasks import Measure
 from scalelab.records.trial import Status, Trial, TrialResult
 from scalelab.report.document import Document, Section
 from scalelab.studies.shared.job import Job
 from scalelab.studies.shared.study import Study
-from scalelab.workloads.gpt2_options import GPT2_SHAPES, Gpt2Options, MaybePath
+from scalelab.workloads.gpt2_options import GPT2_SHAPES, Gpt2Options
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe for recipe in (POLARIS, GPT2, SCALING, RESNET, QUANTIZATION, PARALLELISM)

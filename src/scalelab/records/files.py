@@ -77,6 +77,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def sync_to_disk(path: Path) -> None:
+    """Flush a file or directory to disk, so a rename cannot overtake its contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 

@@ -97,6 +97,11 @@ DEFAULT_STEPS = 100
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+MaybeBytes = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
+MaybeName = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
+MaybeTime = Annotated[str | None, tyro.conf.arg(metavar="TIME")]
+Time = Annotated[str, tyro.conf.arg(metavar="TIME")]
 
 
 def refuse_unread(settings: Any, names: tuple[str, ...], needed: str) -> None:
@@ -240,7 +245,7 @@ class Spreading:
 class Perturbation:
     """A delay injected into every step, on one rank or all."""
 
-    delay: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0s"
+    delay: Time = "0s"
     """Delay to inject into every step, for example 10ms; once per step, also with gradient accumulation."""
     delay_phase: Phase = "backward"
     """Phase to delay; the delay comes at its start."""
@@ -287,7 +292,7 @@ class TrainingRun:
     """Steps to record: a trace and a table of key averages per rank. 0: no profiler."""
     profile_repeat: int = 1
     """Number of wait, warm-up and record cycles."""
-    profile_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    profile_name: MaybeName = None
     """Name of the traces: NAME-RANK-of-RANKS.json, in a directory named after nodes, epochs, ranks and time.
     None: rank0.json.gz …"""
 

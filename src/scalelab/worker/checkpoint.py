@@ -37,7 +37,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from scalelab.errors import DamagedRun, UsageError
 from scalelab.launch.agreement import list_checkpoints
-from scalelab.records.files import read_json, write_json
+from scalelab.records.files import read_json, sync_to_disk, write_json
 from scalelab.records.settings import Spreading
 from scalelab.records.strategies import arrange_ranks, find_strategy
 from scalelab.records.strategy import Mesh
@@ -311,12 +311,3 @@ def restore_hook_state(training: Training, state: dict[str, Any] | None) -> None
         setattr(hook, slot, {key: memory.to(device) for key, memory in value.items()} if is_memory else value)
     name, keys, *rest = state["rng"]
     hook.rng.set_state((name, keys.numpy().astype(np.uint32), *rest))
-
-
-def sync_to_disk(path: Path) -> None:
-    """Flush a file or directory to disk, so a rename cannot overtake its contents."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-
-import tyro
+from typing import Any, Literal, Self
 
 from scalelab.checks import check_at_least, check_positive, check_share
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.settings import MaybePath
 from scalelab.records.trial import Option, from_builtins
 from scalelab.workloads.gpt2_options import Gpt2Options, Gpt2Shape
 from scalelab.workloads.image_options import LenetOptions, Resnet18Options
@@ -161,7 +160,7 @@ class TransformerOptions:
     """Width of the feed-forward layers."""
     dropout: float = 0.1
     """Dropout probability."""
-    stored: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    stored: MaybePath = None
     """Dataset, in any format that scalelab reads, with columns src and tgt. None: random sequences,
     in memory."""
     reader: Literal["lazy", "eager", "naive"] = "lazy"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
-
-import tyro
+from typing import Literal, Self
 
 from scalelab.checks import check_at_least, check_share, flag
 from scalelab.errors import UsageError
-from scalelab.records.settings import MaybeInt
+from scalelab.records.settings import MaybeInt, MaybePath
 from scalelab.workloads.workload import FLOPS_PER_MULTIPLY_ADD, Divisible
-
-MaybePath = Annotated[str | None, tyro.conf.arg(metavar="PATH")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from scalelab.data.formats.columns import (
     StoredColumn,
     check_arrays,
     check_found,
+    count_sample_bytes,
     make_little_endian,
     map_file,
     read_flag,
@@ -181,18 +182,14 @@ def write_parquet(path: Path, arrays: Arrays, options: Settings) -> None:
 def _make_binary_field(name: str, array: Array) -> Any:
     if array.ndim == 1:
         return make_list_field(name, array)
-    return pa.field(name, pa.binary(_count_sample_bytes(array)), nullable=False, metadata=make_metadata(array))
+    return pa.field(name, pa.binary(count_sample_bytes(array)), nullable=False, metadata=make_metadata(array))
 
 
 def _make_binary_array(array: Array) -> Any:
     if array.ndim == 1:
         return make_list_array(array)
-    kind = pa.binary(_count_sample_bytes(array))
+    kind = pa.binary(count_sample_bytes(array))
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
-
-
-def _count_sample_bytes(array: Array) -> int:
-    return math.prod(array.shape[1:]) * array.dtype.itemsize
 
 
 def open_parquet(path: Path, options: Settings) -> Opened:

@@ -10,6 +10,7 @@ rows without a loop over samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,6 +172,10 @@ def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     """Fixed-size numbers only: anything else would have to be unpickled."""
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise UsageError(f"{name} is {dtype}: only booleans, integers and floats of up to 8 bytes are supported")
+
+
+def count_sample_bytes(array: Array) -> int:
+    return math.prod(array.shape[1:]) * array.dtype.itemsize
 
 
 def check_found(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ bytes cannot expand to gigabytes. The caller names the file.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.formats.columns import Array, Arrays, Indices, SampleField, Settings, read_count
+from scalelab.data.formats.columns import Array, Arrays, Indices, SampleField, Settings, count_sample_bytes, read_count
 from scalelab.errors import UsageError
 from scalelab.records.environment import count_cores, read_available_memory
 
@@ -80,7 +79,7 @@ class ChunkedColumn:
 
 def choose_chunk_samples(arrays: Arrays, options: Settings) -> int:
     """Samples per chunk: from the options, or about a megabyte of the largest column."""
-    sample_bytes = max(math.prod(array.shape[1:]) * array.dtype.itemsize for array in arrays.values())
+    sample_bytes = max(count_sample_bytes(array) for array in arrays.values())
     return read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(sample_bytes, 1)), least=1)
 
 

@@ -34,6 +34,7 @@ from scalelab.data.formats.columns import (
     Settings,
     StorageFormat,
     StoredColumn,
+    count_sample_bytes,
     make_array_column,
     map_file,
     read_count,
@@ -211,8 +212,7 @@ def _choose_chunk(array: Array, options: Settings) -> tuple[int, ...] | bool:
     """A chunk's shape; True: h5py's choice."""
     asked = options.get("chunks")
     if asked is None:
-        sample_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-        length = read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(1, sample_bytes)), least=1)
+        length = read_count(options, "chunk_samples", max(1, CHUNK_BYTES // max(1, count_sample_bytes(array))), least=1)
         return (min(length, len(array)), *(max(1, size) for size in array.shape[1:]))
     if asked == "auto":
         return True

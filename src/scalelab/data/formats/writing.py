@@ -21,7 +21,7 @@ from typing import Any
 from scalelab.data.formats.catalogue import load_format
 from scalelab.data.formats.columns import Array, Arrays, Settings, check_arrays, refuse_options
 from scalelab.errors import UsageError
-from scalelab.records.files import storage_errors
+from scalelab.records.files import storage_errors, sync_to_disk
 
 MOST_FILES = 100
 """Files synced one by one; for more, one sync of everything is faster."""
@@ -97,11 +97,7 @@ def force_to_disk(path: Path) -> None:
         os.sync()
         return
     for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_to_disk(file)
 
 
 def count_bytes(path: Path) -> int:

@@ -39,7 +39,7 @@ from scalelab.launch.batch.system import (
     size_job,
     wait_for_results,
 )
-from scalelab.launch.stepped import count_cores_per_process
+from scalelab.launch.ranks.placement import count_cores_per_process
 from scalelab.records.launchers import SCHEDULERS, BatchNote, find_batch, find_own_job, name_job
 from scalelab.records.running import RUNNING, refuse_holder
 from scalelab.records.settings import find_kind

@@ -18,7 +18,7 @@ from typing import Any
 from scalelab.errors import UsageError
 from scalelab.launch.batch.site import Site
 from scalelab.launch.k8s import GROUP, MODULE
-from scalelab.launch.stepped import count_cores_per_process
+from scalelab.launch.ranks.placement import count_cores_per_process
 from scalelab.records.settings import find_kind
 from scalelab.records.trial import Trial
 from scalelab.units import format_count

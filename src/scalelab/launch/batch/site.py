@@ -14,13 +14,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
 from scalelab.checks import check_at_least, check_positive, flag, parse_seconds, read_flag
 from scalelab.errors import UnknownName, UsageError
 from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, Scheduler, find_scheduler
+from scalelab.records.settings import MaybeInt, MaybeTime
 
 DEFAULT_WALL_TIME = "30min"
 DEFAULT_POLL = "10s"
@@ -43,9 +44,9 @@ class Site:
     """Account to charge."""
     queue: Text = None
     """Queue, or Slurm partition. None: the cluster's default."""
-    wall_time: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    wall_time: MaybeTime = None
     """Wall time of the job, for example 30min or 01:30:00. None: 30min."""
-    nodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    nodes: MaybeInt = None
     """Number of nodes. None: as many as the largest trial needs."""
     placement: Text = None
     """PBS: placement of nodes. None: scatter."""
@@ -62,7 +63,7 @@ class Site:
     container, python3."""
     directives: tuple[str, ...] = ()
     """More directives as name=value, for example qos=debug (Slurm) or l=singularity_fakeroot=true (PBS)."""
-    poll: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    poll: MaybeTime = None
     """Interval between queries of the job's state. None: 10s."""
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Submission:
     """Submit and return; scalelab list shows the state."""
     job_per_trial: bool = False
     """Submit one job per trial, each on the nodes it needs, instead of one for all."""
-    queue_timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    queue_timeout: MaybeTime = None
     """Cancel a job that waits in the queue for longer. None: no limit."""
     asked: Site = field(default_factory=Site)
 
@@ -176,11 +177,11 @@ def read_site(path: Path) -> Site:
         raise UsageError(f"--site {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--site {path} is not valid TOML: {error}") from None
-    known = {field.name: field for field in dataclasses.fields(Site)}
+    known = get_type_hints(Site)
     for key, value in values.items():
         if key not in known:
             raise UnknownName("key", key, known, f"It is set in {path}.")
-        _check_kind(path, key, value, str(known[key].type))
+        _check_kind(path, key, value, str(known[key]))
     scheduler = values.get("scheduler")
     if scheduler is not None and scheduler not in SCHEDULERS:
         raise UsageError(f"{path}: unknown scheduler {scheduler!r}: use one of {', '.join(SCHEDULERS)}")

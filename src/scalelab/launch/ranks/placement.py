@@ -262,9 +262,14 @@ def read_placement(rank: int, host: str, local_rank: int | None, cores: Sequence
     )
 
 
+def count_cores_per_process(trial: Trial) -> int:
+    """The cores that each process of a trial is to have; replicas of dp are threads of one."""
+    return trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
+
+
 def bind_ranks(trial: Trial, num_ranks: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The cores of those ranks of a trial that share a host, by its binding."""
-    width = trial.num_ranks // trial.num_processes * (trial.threads_per_rank + trial.spare_cores_per_rank)
+    width = count_cores_per_process(trial)
     if trial.bind != "numa":
         return bind_cores(trial.bind, num_ranks, width, cores, {})
     devices = list_devices() if find_kind(trial.device).is_listed else ()

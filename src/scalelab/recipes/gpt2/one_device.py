@@ -12,6 +12,7 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import (
     Compared,
     MemoryForecast,
+    count_parameters,
     find_arm,
     keep_tables,
     make_beside_table,
@@ -35,7 +36,6 @@ from scalelab.studies.shared.study import Sampling, Study
 from scalelab.studies.shared.work import count_tokens, measure_rate
 from scalelab.studies.throughput import Throughput, measure_total_rate
 from scalelab.units import format_quantity
-from scalelab.workloads.catalogue import make_options
 
 STATES = ("parameters", "gradients", "optimizer")
 ESTIMATED_SHARES = {"parameters": 1 / 4, "gradients": 1 / 4, "optimizer": 1 / 2}
@@ -231,7 +231,7 @@ def answer_g2(size: Size, outcomes: Outcomes) -> Answer:
 
 def say_flops(arm: Arm, rate: Estimate) -> str:
     """Operations per second, which compare machines where models differ: 6 per parameter and token."""
-    own = make_options(arm.trial.workload, arm.trial.options).count_parameters()
+    own = count_parameters(arm)
     ours, there = (
         format_quantity("number", 6 * tokens * parameters / 1e12)
         for tokens, parameters in (
@@ -263,7 +263,7 @@ def count_timed(arm: Arm) -> str:
 def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
     arm = find_arm(outcomes.get("speed"))
     future = study.extrapolate(arm, measure_total_rate(arm)) if arm else None
-    if future is None:
+    if arm is None or future is None:
         return Answer()
     rate = compare_printed("tokens/s", future.tokens_per_second, published.TARGET_TOKENS_PER_SECOND)
     days = compare_printed("days", future.days, published.TARGET_DAYS)
@@ -288,18 +288,11 @@ def answer_g3(size: Size, study: Throughput, outcomes: Outcomes) -> Answer:
                 "extrapolation": f"{say('number', future.tokens_per_second)} tokens/s, {say_large(future.days)} days"
                 f" (published: {published.TARGET_TOKENS_PER_SECOND} tokens/s, {days.printed} days)."
                 f" {sentences[0]} FLOPs per token grow with the parameters, so tokens/s shrink by 1T over this model's"
-                f" {count_parameters(arm)} (published: {published.SMALL_PARAMETERS:,}). To finish in a year"
-                f" takes {say_large(future.years)} such devices. {sentences[1]}"
+                f" {say_count(count_parameters(arm))} parameters (published: {published.SMALL_PARAMETERS:,}). To finish"
+                f" in a year takes {say_large(future.years)} such devices. {sentences[1]}"
             },
         ),
     )
-
-
-def count_parameters(arm: Arm | None) -> str:
-    """`867 072 parameters`."""
-    if arm is None:
-        return "parameters"
-    return f"{say_count(make_options(arm.trial.workload, arm.trial.options).count_parameters())} parameters"
 
 
 def say_large(estimate: Estimate) -> str:

@@ -18,6 +18,7 @@ from scalelab.recipes.evidence import (
     UNTOLD,
     Compared,
     compare_estimates,
+    count_parameters,
     find_completed,
     keep_tables,
     make_beside_table,
@@ -48,7 +49,6 @@ from scalelab.studies.comm_volume.report import BUFFERS, GRADIENTS
 from scalelab.studies.comm_volume.study import CommVolume
 from scalelab.studies.shared.arms import Arm
 from scalelab.units import format_interval, format_points, format_quantity, format_share
-from scalelab.workloads.catalogue import make_options
 
 NORM_SEEDS = 5
 NORM_BATCH = 512
@@ -189,7 +189,7 @@ def bound_bandwidth(plain: Arm, arm: Arm) -> float | None:
 
 
 def count_gradient_bytes(arm: Arm) -> int:
-    return 4 * make_options(arm.trial.workload, arm.trial.options).count_parameters()
+    return 4 * count_parameters(arm)
 
 
 def explain_sharing(arms: Sequence[Arm]) -> Iterator[str]:

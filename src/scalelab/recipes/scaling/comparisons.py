@@ -16,6 +16,7 @@ from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
     compare_estimates,
+    count_parameters,
     divide_speedups,
     divide_steps,
     find_arm,
@@ -35,7 +36,7 @@ from scalelab.recipes.scaling.limits import (
     measure_exposed,
     name,
 )
-from scalelab.recipes.scaling.questions import BYTES_PER_PARAMETER, Answers, count_parameters, name_ranks
+from scalelab.recipes.scaling.questions import BYTES_PER_PARAMETER, Answers, name_ranks
 from scalelab.report.document import Table, make_cell
 from scalelab.report.tables import (
     INTERVAL_NOTE,

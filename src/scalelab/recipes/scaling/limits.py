@@ -15,6 +15,7 @@ from scalelab.analysis.speedup import communication_by_ablation
 from scalelab.analysis.stats import Verdict, estimate_ratio, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
+    count_parameters,
     divide_speedups,
     divide_steps,
     find_arm,
@@ -27,7 +28,6 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.scaling.questions import (
     Answers,
-    count_parameters,
     name_ranks,
 )
 from scalelab.records.trial import Option

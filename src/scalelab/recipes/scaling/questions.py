@@ -13,6 +13,7 @@ from scalelab.analysis.speedup import communication_by_subtraction, scale_expose
 from scalelab.analysis.stats import Verdict, estimate_difference, judge
 from scalelab.recipes.evidence import (
     UNTOLD,
+    count_parameters,
     divide_steps,
     find_arm,
     list_arms,
@@ -36,7 +37,6 @@ from scalelab.units import (
     format_value,
     is_known,
 )
-from scalelab.workloads.catalogue import make_options
 
 BYTES_PER_PARAMETER = 4
 Answers = dict[str, str]
@@ -266,7 +266,3 @@ def choose_reference(outcome: Outcome | None, spread: Sequence[Arm]) -> Arm | No
 def name_ranks(arm: Arm) -> str:
     """`4 ranks (oversubscribed)`."""
     return f"{arm.trial.num_ranks} ranks{' (oversubscribed)' if arm.trial.is_oversubscribed else ''}"
-
-
-def count_parameters(arm: Arm) -> int:
-    return make_options(arm.trial.workload, arm.trial.options).count_parameters()
