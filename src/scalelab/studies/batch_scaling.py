@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from scalelab.analysis.batch_limits import SaturationFit, fit_saturation
 from scalelab.analysis.estimate import Estimate
@@ -61,10 +61,6 @@ MODEL_ERROR = FindingKind("model-error", "How far the model is from the steps", 
 @dataclass(frozen=True, kw_only=True)
 class BatchScaling(SweepStudy):
     """Batches against speedup, efficiency and throughput, at a fixed number of ranks."""
-
-    name: ClassVar[str] = "batch-scaling"
-    title: ClassVar[str] = "Batch scaling"
-    question: ClassVar[str] = "How does the gain from more ranks depend on the batch, and where does it saturate?"
 
     batches: tuple[int, ...] = (32, 64, 128, 256)
     """Samples per step, ascending."""

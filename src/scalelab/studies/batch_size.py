@@ -67,9 +67,6 @@ POOR_LINE = CautionKind("poor-fit", "A straight line does not describe the step 
 class BatchSize(SweepStudy):
     """Increase the batch until memory runs out: throughput, memory and a model of both."""
 
-    name: ClassVar[str] = "batch-size"
-    title: ClassVar[str] = "Batch size"
-    question: ClassVar[str] = "How do throughput and memory grow with the batch, and where do they end?"
     takes_script: ClassVar[bool] = True
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)

@@ -20,7 +20,6 @@ import shutil
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import Verdict, estimate_difference, estimate_location, judge
@@ -71,10 +70,6 @@ BREAK_EVEN = FindingKind(
 @dataclass(frozen=True, kw_only=True)
 class Compile(SweepStudy):
     """The job with and without torch.compile: step time, time to the first step, and when compiling pays off."""
-
-    name: ClassVar[str] = "compile"
-    title: ClassVar[str] = "Compilation"
-    question: ClassVar[str] = "Is the compiled model faster, and after how many steps does compiling pay?"
 
     batch_per_rank: int = 32
     """Samples per step on each rank."""

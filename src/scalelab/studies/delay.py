@@ -320,9 +320,6 @@ def draw_speedups(answer: DelayAnswer) -> Chart | None:
 class Delay(Study):
     """Measure every delay at every world size; --delay-phase sets where in the step."""
 
-    name: ClassVar[str] = "delay"
-    title: ClassVar[str] = "Injected delay"
-    question: ClassVar[str] = "How does a fixed delay per step change the speedup, and does Amdahl's law predict it?"
     takes_script: ClassVar[bool] = True
 
     delays: tuple[str, ...] = ("0ms", "10ms")

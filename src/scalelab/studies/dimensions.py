@@ -11,7 +11,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.growth import PowerFit, find_exponent, fit_power
@@ -108,10 +107,6 @@ class Growth:
 @dataclass(frozen=True, kw_only=True)
 class Dimensions(SweepStudy):
     """Vary workload options, one at a time or all combined, and compare with the unchanged job."""
-
-    name: ClassVar[str] = "dimensions"
-    title: ClassVar[str] = "Dimensions"
-    question: ClassVar[str] = "How do time and memory grow with the dimensions of model and data?"
 
     vary: tuple[str, ...] = ("features+d_model=256,512", "tgt_length=20,50")
     """What to vary: option=value,value, or a+b=value,value for options that take the same value."""

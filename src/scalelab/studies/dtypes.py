@@ -71,9 +71,6 @@ EXPLANATION = FindingKind("explanation", "What usually causes such a result; not
 class Dtypes(SweepStudy):
     """Every data type by cast, and the 16-bit types by autocast as well, compared with float32."""
 
-    name: ClassVar[str] = "dtypes"
-    title: ClassVar[str] = "Data types"
-    question: ClassVar[str] = "Which data type is fastest here, what does it save, and does it still train?"
     row_header: ClassVar[str] = "data type"
 
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")

@@ -65,9 +65,6 @@ CROWDED = CautionKind("crowded-workers", "More loader workers than free cores", 
 class LoaderWorkers(SweepStudy):
     """Train on real images (--data digits, or cifar10); 0 workers are always measured, as the reference."""
 
-    name: ClassVar[str] = "loader-workers"
-    title: ClassVar[str] = "Loader workers"
-    question: ClassVar[str] = "How many worker processes should prepare the batches?"
     row_header: ClassVar[str] = "workers"
     swept_options: ClassVar[tuple[str, ...]] = ("workers",)
     """Options of the workload that the study sets itself."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.step_parts import PARTS, RankBreakdown
@@ -304,10 +303,6 @@ def draw_parts(table: Table) -> tuple[Chart, ...]:
 @dataclass(frozen=True, kw_only=True)
 class ModelSize(Study):
     """Every model size at every world size, with the same global batch."""
-
-    name: ClassVar[str] = "model-size"
-    title: ClassVar[str] = "Model size"
-    question: ClassVar[str] = "Does communication or compute dominate, and does model size decide it?"
 
     sizes: tuple[str, ...] = ("dim=256,depth=2", "dim=1024,depth=2")
     """Workload options of each size, as option=value,option=value; the others stay as given."""

@@ -56,9 +56,6 @@ STATE = FindingKind(
 class Optimizers(SweepStudy):
     """The first optimizer is the reference."""
 
-    name: ClassVar[str] = "optimizers"
-    title: ClassVar[str] = "Optimizers"
-    question: ClassVar[str] = "What does the optimizer cost in time and memory?"
     row_header: ClassVar[str] = "optimizer"
 
     optimizers: tuple[OptimizerName, ...] = ("sgd", "nesterov", "adagrad", "adadelta", "adam")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.quality import Warmup, count_launches, estimate_spread, predict_one_more
@@ -54,10 +53,6 @@ SPREAD = FindingKind("launch-spread", "Standard deviation between launches, rela
 @dataclass(frozen=True, kw_only=True)
 class Reproducibility(SweepStudy):
     """The same job with the same seed and with others: are losses bit-equal, and how far do times agree?"""
-
-    name: ClassVar[str] = "reproducibility"
-    title: ClassVar[str] = "Reproducibility"
-    question: ClassVar[str] = "What does a seed fix, and how far can a step time be trusted?"
 
     global_batch: int = 64
     """Samples per step, over all ranks."""

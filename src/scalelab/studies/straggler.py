@@ -310,9 +310,6 @@ def warn_of_limits(answer: StragglerAnswer) -> Iterator[Caution]:
 class Straggler(Study):
     """Compare the ranks of one job phase by phase; with --delay on one rank, also with the job without the delay."""
 
-    name: ClassVar[str] = "straggler"
-    title: ClassVar[str] = "Straggler"
-    question: ClassVar[str] = "Which rank is slow, in which phase, and what does it cost?"
     takes_script: ClassVar[bool] = True
 
     ranks: int = 2

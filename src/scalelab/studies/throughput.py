@@ -59,9 +59,6 @@ ASSUMPTIONS = FindingKind("assumptions", "What an extrapolation assumes, or why 
 class Throughput(SweepStudy):
     """Steps, tokens and FLOPs per second, and how long a larger model would train at the same speed."""
 
-    name: ClassVar[str] = RUN
-    title: ClassVar[str] = "Throughput"
-    question: ClassVar[str] = "How many tokens per second, and how long would a larger model train?"
     takes_script: ClassVar[bool] = True
 
     batch_per_rank: int = 8

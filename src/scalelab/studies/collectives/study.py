@@ -22,7 +22,7 @@ from scalelab.errors import UsageError
 from scalelab.launch.ranks.namespaces import UNSHAPED
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.launchers import LAUNCHERS, LauncherName
-from scalelab.records.settings import Bind, DeviceChoice, find_kind
+from scalelab.records.settings import Bind, DeviceChoice, MaybeBytes, MaybeInt, MaybePath, Time, find_kind
 from scalelab.records.tasks import NUMBER_BYTES, Backend, Exchange, Operation
 from scalelab.records.trial import Cause, Trial, TrialResult
 from scalelab.report.document import Document, Section
@@ -54,9 +54,6 @@ GPU_SHARE = 0.9
 class Collectives(Study):
     """Time all-reduce and the other collectives by message size, and fit latency and bandwidth."""
 
-    name: ClassVar[str] = "collectives"
-    title: ClassVar[str] = "Collectives"
-    question: ClassVar[str] = "What latency and bandwidth does each collective reach?"
     quick_fields: ClassVar[Mapping[str, Any]] = {"rounds": 3, "repeats": 20, "budget": "0.1s"}
     quick_cost: ClassVar[str] = "intervals are about twice as wide"
 
@@ -66,7 +63,7 @@ class Collectives(Study):
     """World sizes, each two or more; point_to_point always runs between two ranks."""
     min_size: Annotated[str, tyro.conf.arg(metavar="BYTES")] = "4B"
     """Smallest message; sizes grow by a factor of 4."""
-    max_size: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    max_size: MaybeBytes = None
     """Largest message. None: 1GB on GPUs, 64MB on CPU, where bandwidth has levelled off and a gigabyte takes
     seconds."""
     backend: Backend = "auto"
@@ -77,25 +74,25 @@ class Collectives(Study):
     """Timings of every size in one launch, at most."""
     warmup_calls: int = 3
     """Untimed calls before the first timing of every size."""
-    budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "0.5s"
+    budget: Time = "0.5s"
     """Time limit for one size in one launch: large messages are timed less often, but at least three times."""
     device: DeviceChoice = "auto"
     """Device of the messages. auto: CUDA if there is a GPU."""
-    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads_per_rank: MaybeInt = None
     """Cores per rank, the same in every trial. None: as many as the largest trial allows."""
     bind: Bind = "cores"
     """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
     known. none: all cores, shared."""
-    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
+    timeout: Time = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     port: int = 0
     """Rendezvous port on loopback. 0: any free port."""
     launcher: LauncherName = "local"
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
     mpi, slurm, pbs, lsf, ray, k8s: as in every study."""
-    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    mpiexec: MaybePath = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
-    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    ranks_per_node: MaybeInt = None
     """Ranks on each node, with a cluster launcher. None: the tasks per node of the allocation."""
     link: str = UNSHAPED
     """With --launcher hosts, the network between them: unshaped, or a rate such as 1gbit or 100mbit."""

@@ -55,9 +55,6 @@ from scalelab.workloads.image_options import Resnet18Options
 class CommVolume(Study):
     """Count the messages and bytes of one step by kind, and compare them with theory."""
 
-    name: ClassVar[str] = "comm-volume"
-    title: ClassVar[str] = "Communication volume"
-    question: ClassVar[str] = "How many bytes do DDP and FSDP send in a step, and does theory agree?"
     takes_script: ClassVar[bool] = True
 
     strategies: tuple[ParallelStrategy, ...] = ("ddp", "fsdp-full", "fsdp-grad-op", "fsdp2")

@@ -30,6 +30,7 @@ from scalelab.analysis.fetches import group_fetches
 from scalelab.checks import check_at_least, check_positive, parse_seconds, read_flag
 from scalelab.data.formats.catalogue import ENTRIES, find_format, load_format
 from scalelab.errors import UnknownName, UsageError
+from scalelab.records.settings import Time
 from scalelab.records.strategies import choose_strategy
 from scalelab.records.tasks import MEMORY, Access, DataField, Dataset, Measure, Pass, Read, ReadingMode, ReadOrder
 from scalelab.records.trial import StepPlan, Trial, TrialResult
@@ -91,9 +92,6 @@ TRAINING = "train-"
 class IoFormats(Study):
     """Write the samples of --workload transformer, --shape or --data in every format, and read them."""
 
-    name: ClassVar[str] = "io-formats"
-    title: ClassVar[str] = "I/O formats"
-    question: ClassVar[str] = "How fast is each storage format, and why?"
     swept_options: ClassVar[tuple[str, ...]] = ("stored", "reader", "workers")
     """Options of the workload that the study sets itself."""
 
@@ -114,7 +112,7 @@ class IoFormats(Study):
     """Samples per batch and rank."""
     epochs: int = 2
     """Epochs of every warm pass; the first is reported separately."""
-    budget: Annotated[str, tyro.conf.arg(metavar="TIME")] = "2s"
+    budget: Time = "2s"
     """Time limit of one epoch of a naive reader; ten times as long for the others. A longer epoch is cut short and
     extrapolated."""
     cold: bool = True

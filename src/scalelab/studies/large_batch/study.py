@@ -50,9 +50,6 @@ NO_LINES = 10**9
 class LargeBatch(Study):
     """Train on real images (lenet on the digits, or --data cifar10) with a small and a large batch, over seeds."""
 
-    name: ClassVar[str] = "large-batch"
-    title: ClassVar[str] = "Large batch"
-    question: ClassVar[str] = "What does a large batch cost in accuracy, and what wins it back?"
     quick_fields: ClassVar[Mapping[str, Any]] = {"seeds": 2, "epochs": 2, "warmup_epochs": 1.0}
     quick_cost: ClassVar[str] = "accuracies are of short training and hardly have intervals"
 

@@ -58,9 +58,6 @@ SHARE_OF_MEMORY = 0.5
 class MaxBatch(Study):
     """Probe a few batches in separate processes, predict the maximum from their memory, and confirm that it runs."""
 
-    name: ClassVar[str] = "max-batch"
-    title: ClassVar[str] = "Max batch"
-    question: ClassVar[str] = "What is the largest batch that fits into memory?"
     takes_script: ClassVar[bool] = True
     is_search: ClassVar[bool] = True
     quick_fields: ClassVar[Mapping[str, Any]] = {"tolerance": "5%"}

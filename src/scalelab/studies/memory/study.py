@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
-
-import tyro
+from typing import ClassVar
 
 from scalelab.checks import check_at_least, parse_bytes, read_flag
 from scalelab.errors import UsageError
 from scalelab.records.environment import find_gpus, read_available_memory
 from scalelab.records.observations import RankReport
-from scalelab.records.settings import find_kind
+from scalelab.records.settings import MaybeBytes, find_kind
 from scalelab.records.strategies import SCRIPT, StrategyName, find_strategy
 from scalelab.records.tasks import Forecast
 from scalelab.records.trial import Status, Trial, TrialResult
@@ -60,9 +58,6 @@ def make_short_sampling() -> Sampling:
 class Memory(Study):
     """Peak memory of one rank by category, forecast and measured."""
 
-    name: ClassVar[str] = "memory"
-    title: ClassVar[str] = "Memory"
-    question: ClassVar[str] = "How much memory does a step take, what for, and does it fit?"
     forecasts_memory: ClassVar[bool] = True
     takes_script: ClassVar[bool] = True
 
@@ -72,7 +67,7 @@ class Memory(Study):
     """Ranks of every strategy but single."""
     batches: tuple[int, ...] = (4, 8)
     """Samples per step on each rank."""
-    device_memory: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    device_memory: MaybeBytes = None
     """Memory of a device to fit into, for example 40GB, judged by forecast. None: not judged."""
     fake: bool = False
     """Start no ranks: forecast on fake tensors only, so --ranks 1024 --device cuda works without GPUs."""

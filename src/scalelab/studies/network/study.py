@@ -55,9 +55,6 @@ LARGEST_BYTES, SMALLEST_BYTES = 1 << 26, 1 << 18
 class Network(Study):
     """Train on one rank, on ranks inside one host, and on hosts joined by each link."""
 
-    name: ClassVar[str] = "network"
-    title: ClassVar[str] = "Network"
-    question: ClassVar[str] = "How much does the network link between ranks cost?"
     takes_script: ClassVar[bool] = True
 
     links: tuple[str, ...] = ("inside", "unshaped", "1gbit", "100mbit")

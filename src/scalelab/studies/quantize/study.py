@@ -45,9 +45,6 @@ LINES = 100
 class QuantizeStudy(Study):
     """Quantize a network to int8: train lenet on the digits first, or use trained --weights."""
 
-    name: ClassVar[str] = "quantize"
-    title: ClassVar[str] = "Quantization"
-    question: ClassVar[str] = "What does int8 cost in accuracy, what does it gain, and which layer is to blame?"
     quick_fields: ClassVar[Mapping[str, Any]] = {"tested": 100}
     quick_cost: ClassVar[str] = "the ranking of the layers is coarse"
 

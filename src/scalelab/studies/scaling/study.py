@@ -109,9 +109,6 @@ class Scaling(Study):
 class StrongScaling(Scaling):
     """The global batch stays the same; each of N ranks computes one N-th of it."""
 
-    name: ClassVar[str] = "strong-scaling"
-    title: ClassVar[str] = "Strong scaling"
-    question: ClassVar[str] = "How much faster does the same job get with more ranks?"
     is_strong: ClassVar[bool] = True
 
     global_batch: int = 64
@@ -144,9 +141,6 @@ class StrongScaling(Scaling):
 class WeakScaling(Scaling):
     """Each rank keeps its batch; N ranks process N times as many samples per step."""
 
-    name: ClassVar[str] = "weak-scaling"
-    title: ClassVar[str] = "Weak scaling"
-    question: ClassVar[str] = "How much more work gets done in the same time with more ranks?"
     is_strong: ClassVar[bool] = False
 
     batch_per_rank: int = 32

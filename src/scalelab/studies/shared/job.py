@@ -32,10 +32,14 @@ from scalelab.records.settings import (
     Bind,
     DeviceChoice,
     Dtype,
+    MaybeBytes,
+    MaybeInt,
+    MaybePath,
     Optimization,
     Perturbation,
     Spreading,
     StepShape,
+    Time,
     find_kind,
 )
 from scalelab.records.strategies import SCRIPT, find_strategy
@@ -73,18 +77,18 @@ class Job:
     optimization: Optimization = field(default_factory=Optimization)
     spreading: Spreading = field(default_factory=Spreading)
     perturbation: Perturbation = field(default_factory=Perturbation)
-    threads_per_rank: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads_per_rank: MaybeInt = None
     """Cores per rank, the same in every trial. None: as many as the largest trial allows."""
     bind: Bind = "cores"
     """How ranks are bound to cores. cores: own cores. numa: own cores, spread over NUMA nodes and close to the GPU if
     known. none: all cores, shared."""
-    memory_limit: Annotated[str | None, tyro.conf.arg(metavar="BYTES")] = None
+    memory_limit: MaybeBytes = None
     """Memory that one rank may allocate beyond torch itself, for example 2GB. None: no limit."""
     allocator: Literal["system", "keep", "pages"] = "system"
     """CPU memory allocator. system: as installed; glibc may return freed memory to the kernel, and steps of large
     models then jump between two speeds. keep: glibc keeps freed memory for the next step. pages: every tensor gets
     its own pages, so every launch needs the same memory, but steps are slower."""
-    timeout: Annotated[str, tyro.conf.arg(metavar="TIME")] = "10min"
+    timeout: Time = "10min"
     """Time limit of one trial, for example 90s or 10min."""
     seed: int = 0
     """Random seed of weights, data and dropout."""
@@ -94,9 +98,9 @@ class Job:
     """How ranks are started. local: on this host. hosts: on hosts emulated on this machine (Linux, root). torchrun,
     mpi: by torchrun or mpiexec, on all nodes of an allocation. slurm, pbs, lsf: on the nodes of an allocation; outside
     of one, a job is submitted. ray: on a Ray cluster. k8s: in the pods of a Job, see --dry-run."""
-    mpiexec: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    mpiexec: MaybePath = None
     """With --launcher mpi, the command that starts ranks. None: mpiexec from the PATH."""
-    ranks_per_node: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    ranks_per_node: MaybeInt = None
     """Ranks on each node, with a cluster launcher. None: the tasks per node of the allocation."""
     link: str = UNSHAPED
     """With --launcher hosts, the network between them: unshaped, or a rate such as 1gbit or 100mbit."""

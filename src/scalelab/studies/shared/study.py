@@ -9,22 +9,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scalelab.checks import check_at_least, check_divisible
 from scalelab.errors import UsageError
 from scalelab.launch.ranks.placement import default_threads_per_rank, is_oversubscribed
 from scalelab.records.observations import Instrument
 from scalelab.records.refusals import check_strategy
-from scalelab.records.settings import find_kind
+from scalelab.records.settings import MaybeInt, find_kind
 from scalelab.records.store import RunStore
 from scalelab.records.strategies import SCRIPT, find_strategy
 from scalelab.records.tasks import Exchange, Forecast, Measure, Script
 from scalelab.records.trial import NO_STRATEGY, Cause, Status, StepPlan, Trial, TrialResult
 from scalelab.report.document import Document
 from scalelab.report.findings import CautionKind
+from scalelab.studies.catalogue import STUDIES
 from scalelab.studies.shared.job import Job, check_devices, describe_place, describe_trial_fields
 from scalelab.units import format_count
 
@@ -52,7 +51,7 @@ class Sampling:
     """Launches of every configuration, interleaved."""
     steps: int = 30
     """Clean steps per launch, warm-up included."""
-    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    warmup: MaybeInt = None
     """First steps to drop. None: found from the step times."""
     phase_steps: int = 4
     """Extra steps per launch with input, forward, backward and optimizer timed."""
@@ -291,9 +290,12 @@ class Study:
     """What these give up, in words."""
 
     def __init_subclass__(cls, *, is_abstract: bool = False) -> None:
-        """Name a study after its class if it has no name, title or question of its own."""
+        """A study of the catalogue has its name, title and question; one without a name is named after its class."""
         if is_abstract:
             return
+        for name, entry in STUDIES.items():
+            if entry.place == f"{cls.__module__}:{cls.__name__}":
+                cls.name, cls.title, cls.question = name, entry.title, entry.question
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", cls.__name__)
         for name, value in (("name", words.lower().replace(" ", "-")), ("title", words.capitalize()), ("question", "")):
             if not hasattr(cls, name):

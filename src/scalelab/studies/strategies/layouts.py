@@ -14,7 +14,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from scalelab.analysis.estimate import Estimate, confine
 from scalelab.analysis.stats import estimate_location
@@ -74,10 +73,6 @@ IDLE_NOTE = (
 @dataclass(frozen=True, kw_only=True)
 class Layouts(Study):
     """Measure every mesh of pipeline stages, replicas, shards and split layers that the model allows."""
-
-    name: ClassVar[str] = "layouts"
-    title: ClassVar[str] = "Layouts"
-    question: ClassVar[str] = "Which layout (data, sharded, tensor, pipeline) is fastest, and what does each cost?"
 
     ranks: int = 2
     """Ranks of every layout."""

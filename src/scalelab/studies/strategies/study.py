@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
 
 from scalelab.checks import check_at_least, check_divisible, flag
 from scalelab.errors import UsageError
@@ -40,10 +39,6 @@ from scalelab.studies.strategies.report import (
 @dataclass(frozen=True, kw_only=True)
 class Strategies(Study):
     """Run the same training under several strategies."""
-
-    name: ClassVar[str] = "strategies"
-    title: ClassVar[str] = "Strategies"
-    question: ClassVar[str] = "Which strategy is fastest, and what does each cost in memory, idle time and variance?"
 
     strategies: tuple[StrategyName, ...] = ("single", "dp", "ddp", "fsdp-full")
     """Strategies to compare; the first is the reference. `single` runs on one rank."""
