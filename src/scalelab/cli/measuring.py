@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -148,9 +147,7 @@ class ProgressReporter:
             self._task = self._bar.add_task("starting", total=None, count="", left="importing torch")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._silence.close()
         if self._bar is not None:
             self._bar.stop()
@@ -246,9 +243,7 @@ class LineReporter:
     def __enter__(self) -> LineReporter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def __call__(self, event: Event) -> None:

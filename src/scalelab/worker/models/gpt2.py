@@ -194,7 +194,8 @@ def build_gpt2(options: Gpt2Options, context: BuildContext) -> Workload:
     if options.data == "tokens":
         batches, test_batches = read_batches(options, context)
     else:
-        batches, test_batches = draw_batches(functools.partial(draw_tokens, options), context), None
+        draw = functools.partial(draw_tokens, options.shape.vocabulary, options.num_tokens)
+        batches, test_batches = draw_batches(draw, context), None
     return Workload(
         model=Gpt2(options.shape, options.dropout),
         batches=batches,
@@ -204,10 +205,11 @@ def build_gpt2(options: Gpt2Options, context: BuildContext) -> Workload:
     )
 
 
-def draw_tokens(options: Gpt2Options, generator: torch.Generator, num_samples: int) -> tuple[torch.Tensor, ...]:
+def draw_tokens(
+    vocabulary: int, length: int, generator: torch.Generator, num_samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random tokens, and the same moved by one."""
-    size = (num_samples, options.num_tokens + 1)
-    tokens = torch.randint(options.shape.vocabulary, size, generator=generator)
+    tokens = torch.randint(vocabulary, (num_samples, length + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from scalelab.worker.batches.drawn import draw_batches
-from scalelab.worker.models.gpt2 import Attention, initialise_weights
+from scalelab.worker.models.gpt2 import Attention, draw_tokens, initialise_weights
 from scalelab.workloads.catalogue import MoeOptions
 from scalelab.workloads.workload import BuildContext, Workload
 
@@ -127,13 +126,7 @@ def balanced_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) ->
 def build_moe(options: MoeOptions, context: BuildContext) -> Workload:
     return Workload(
         model=Moe(options),
-        batches=draw_batches(functools.partial(draw_tokens, options), context),
+        batches=draw_batches(functools.partial(draw_tokens, options.vocabulary, options.sequence), context),
         loss=balanced_loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1),
     )
-
-
-def draw_tokens(options: MoeOptions, generator: torch.Generator, num_samples: int) -> tuple[Any, ...]:
-    """Random tokens, and the same moved by one."""
-    tokens = torch.randint(options.vocabulary, (num_samples, options.sequence + 1), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
