@@ -378,13 +378,12 @@ def _find_factors(job: ScaledJob, number: int, groups: Sequence[str]) -> dict[st
 def _draw(job: ScaledJob, number: int, groups: Sequence[str]) -> ScaledJob:
     """The job with some of its inputs drawn anew; the same number gives the same draws."""
     factor = _find_factors(job, number, groups)
-    network = job.network
     links = {"latency": factor["latency"], "bandwidth": factor["bandwidth"]}
     network = replace(
-        network,
-        inside=network.inside.scale(**links),
-        between=network.between.scale(**links) if network.between else None,
-        byte_core_seconds=network.byte_core_seconds / factor["bandwidth"],
+        job.network,
+        inside=job.network.inside.scale(**links),
+        between=job.network.between.scale(**links) if job.network.between else None,
+        byte_core_seconds=job.network.byte_core_seconds / factor["bandwidth"],
     )
     fit = Fitted(job.contention, job.residual_seconds, job.link_factor, job.compute_factor)
     if "pair" in groups and job.drawn_fits:
