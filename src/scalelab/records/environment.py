@@ -24,7 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -220,7 +220,7 @@ def read_environment(version: str) -> Environment:
             for name, value in sorted(os.environ.items())
             if name in RECORDED_VARIABLES or name.startswith(RECORDED_PREFIXES)
         },
-        topology=(_run(["nvidia-smi", "topo", "-m"]) or "").strip() if gpus else "",
+        topology=(run_tool(["nvidia-smi", "topo", "-m"]) or "").strip() if gpus else "",
         has_mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
         if gpus
         else None,
@@ -283,7 +283,7 @@ def find_gpus() -> tuple[Gpu, ...]:
         "--query-gpu=index,name,memory.total,driver_version,ecc.mode.current,mig.mode.current",
         "--format=csv,noheader,nounits",
     ]
-    listing = _run(query)
+    listing = run_tool(query)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = None if visible is None else [part.strip() for part in visible.split(",") if part.strip()]
     if wanted and all(part.startswith(("GPU-", "MIG-")) for part in wanted):
@@ -301,10 +301,10 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 def read_git_state(directory: Path) -> tuple[str | None, bool | None]:
     """The commit that `directory` is at and whether it has uncommitted changes."""
-    commit = _run(["git", "-C", str(directory), "rev-parse", "HEAD"])
+    commit = run_tool(["git", "-C", str(directory), "rev-parse", "HEAD"])
     if not commit:
         return None, None
-    status = _run(["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no"])
+    status = run_tool(["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=no"])
     return commit.strip(), None if status is None else bool(status.strip())
 
 
@@ -351,7 +351,8 @@ def count_oom_kills() -> int | None:
     return None
 
 
-def _run(command: list[str]) -> str | None:
+def run_tool(command: Sequence[str]) -> str | None:
+    """What a tool of the system prints; None where it is missing, fails or does not answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

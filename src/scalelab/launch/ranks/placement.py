@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab.launch.agreement import Assignment
-from scalelab.records.environment import read_text, usable_cores
+from scalelab.records.environment import read_text, run_tool, usable_cores
 from scalelab.records.settings import Bind, find_kind
 from scalelab.records.trial import Trial
 
@@ -113,13 +112,9 @@ def list_devices(system: Path = SYSTEM) -> tuple[LocalDevice, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    query = [program, "--query-gpu=index,name,pci.bus_id", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
+    listed = run_tool([program, "--query-gpu=index,name,pci.bus_id", "--format=csv,noheader"])
     found = []
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+    for line in (listed or "").splitlines():
         fields = [part.strip() for part in line.split(",")]
         if len(fields) == 3 and fields[0].isdigit():
             found.append(locate_device(int(fields[0]), fields[1], fields[2], system))
