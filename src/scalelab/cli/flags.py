@@ -393,6 +393,6 @@ def name_argument(argument: Any) -> str:
     """An argument as the user types it: its flag, or the name of its place."""
     lowered = argument.lowered
     if argument.is_positional():
-        return str(argument.field.intern_name).upper()
+        return str(argument.field.extern_name).upper()
     spelled = str(lowered.name_or_flags[-1])
     return flag(spelled.removeprefix("--").replace("-", "_"))
