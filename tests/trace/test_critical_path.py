@@ -130,6 +130,16 @@ def test_a_host_polls_from_the_last_tenth_of_a_kernel_to_20_us_after_it(
     assert sum(time for *_, time in path) == called + 80
 
 
+def test_a_host_that_polls_late_in_a_step_still_spends_its_own_time(tmp_path: Path) -> None:
+    builder = launch(TraceBuilder(num_ranks=1), "zero", 0, 10, 20)
+    launch(builder, "one", 5000, 5010, 490)
+    launch(builder, "two", 5495, 5510, 50)
+    found = find([builder], tmp_path)
+    rest = [(LAUNCH, "", 10), (OTHER, "", 5), (COMPUTE, "two", 50)]
+    assert list_path(builder, tmp_path) == [(HOST, "", 5000), (LAUNCH, "", 10), (COMPUTE, "one", 485), *rest]
+    assert {one.change: one.span_ns for one in found.what_ifs}["one took no time"] == 5_560_000 - 485_000
+
+
 def test_a_host_whose_pause_is_no_longer_than_100_us_does_not_poll(tmp_path: Path) -> None:
     for called, polls in ((102, False), (103, True)):  # the first call returned at 2
         builder = launch(launch(TraceBuilder(num_ranks=1), "one", 0, 1, called - 1), "two", called, called + 30, 50)

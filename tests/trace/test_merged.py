@@ -14,7 +14,7 @@ from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.merged import write_merged
+from scalelab.trace.merged import write_merged, write_us
 from scalelab.trace.rank_trace import read_rank
 from tests.answers.traces import build_rank
 from tests.trace.real import TRACES, needs_traces
@@ -103,3 +103,8 @@ def test_real_ranks_keep_their_numbers(tmp_path: Path) -> None:
     job = read_ranks(find_trace_files([TRACES / "dlrm_8rank"]))
     write_merged(job, tmp_path / "merged.json")
     check_numbers(job, tmp_path / "merged.json", tmp_path / "split")
+
+
+def test_microseconds_have_three_decimals_and_a_sign_below_zero() -> None:
+    found = [bytes(write_us(nanoseconds)) for nanoseconds in (0, 1, -1, 999, 1000, -1_234_567)]
+    assert found == [b"0.000", b"0.001", b"-0.001", b"0.999", b"1.000", b"-1234.567"]

@@ -76,6 +76,24 @@ def test_certainty_is_one_minus_what_the_best_other_pairing_explains() -> None:
     assert (ahead.certainty, len(ahead.pairs)) == (1 - 15 / 16, 16)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "moved", "certainty"),
+    [
+        ([0, 1], [0, 1], 0, 1.0),  # equal lists of which everything is paired
+        ([0, 1, 2], [1, 2], 0, 0.0),  # two ends of unequal lists coincide by chance
+        ([0, 1, 2, 3], [1, 2, 3], 0, 1.0),
+        ([0, 1, 2, 3], [0, 1, 2, 3], 5e6, 0.0),  # of equal lists, only two coincide
+    ],
+)
+def test_few_pairs_are_certain_only_if_they_are_all(
+    left: list[int], right: list[int], moved: float, certainty: float
+) -> None:
+    ends = np.cumsum(RNG(11).normal(3e6, 5e5, 6))
+    late = ends + np.array([0, 0, 1, 2, 0, 0]) * moved
+    found = pair_ends(make_ends(np.array(left), ends), make_ends(np.array(right), late))
+    assert found.certainty == certainty
+
+
 def test_an_extra_collective_is_paired_with_none() -> None:
     ends = np.cumsum(RNG(3).normal(3e6, 5e5, 40))
     with_extra = np.sort(np.append(np.delete(ends, [7, 21]), [ends[7] - 4e5, ends[30] + 1e6]))

@@ -374,3 +374,17 @@ def test_a_pipeline_of_one_rank_has_no_stages(tmp_path: Path) -> None:
     for ranks, stage in (([3], None), ([1, 3], 1), ([0, 1], None)):
         trace.header.distributed.pg_config = [GroupInfo(pg_name="0", pg_desc="mesh_pp", ranks=ranks)]  # type: ignore[union-attr]
         assert find_places({3: trace}) == {3: Place(host="node1", rail=None, stage=stage)}
+
+
+def test_a_link_between_hosts_is_slow_whatever_the_groups_within_them_are() -> None:
+    members = [(0, 1), (2, 3), (4, 5), (0, 2), (1, 3), (3, 5), (2, 4)]
+    replay = make_replay(
+        np.full((7, 2), 100.0), rank=np.array(members).reshape(-1), index=np.zeros(14, dtype=np.int64),
+        groups=np.arange(7),
+    )  # fmt: skip
+    replay.duration[[6, 7, 12, 13]] = 130.0
+    hosts = {rank: Place(host=f"node{rank // 2}") for rank in range(6)}
+    (link,) = find_slow_links(replay, members, hosts)
+    assert (link.kind, link.ranks, link.slower) == ("link", (2,), pytest.approx(0.3))
+    unknown = dict.fromkeys(range(6), Place())
+    assert [one.kind for one in find_slow_links(replay, members, unknown)] == ["group"] * 2

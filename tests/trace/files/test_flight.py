@@ -13,7 +13,7 @@ import pytest
 from scalelab.answers.trace.flight import describe_flight
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.files.flight import find_dumps, inspect_flight, read_dump, read_dumps
+from scalelab.trace.files.flight import find_dumps, inspect_flight, is_dump, read_dump, read_dumps
 
 
 def make_entry(sequence: int, *, kind: str = "all_reduce", is_done: bool = True, size: int = 4) -> dict[str, Any]:
@@ -146,3 +146,6 @@ def test_the_command_reads_a_directory_of_dumps(tmp_path: Path, capsys: pytest.C
 def test_traces_are_not_taken_for_dumps(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [], "entries": []}))
     assert find_dumps([tmp_path / "rank0.json"]) == []
+    for content, is_one in (({"entries": []}, True), ({"comm_lib_version": "2"}, True), ({"version": "2"}, False)):
+        (tmp_path / "rank0.json").write_text(json.dumps(content))
+        assert is_dump(tmp_path / "rank0.json") is is_one
