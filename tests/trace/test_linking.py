@@ -74,7 +74,11 @@ def test_steps_without_launches_say_what_they_rest_on(tmp_path: Path) -> None:
     assert "run ahead" in job.doubts[0].message
 
 
-def test_many_kernels_without_a_launch_are_doubted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece_records", [1, 2, 3, 4, 5, 1 << 17])
+def test_many_kernels_without_a_launch_are_doubted(
+    tmp_path: Path, piece_records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "PIECE_RECORDS", piece_records)
     builder = lag()
     for number in range(3):
         builder.kernel("from elsewhere", 4000 + number, 1, correlation=9000 + number)
