@@ -68,6 +68,15 @@ def test_usable_cores_are_those_this_process_is_pinned_to() -> None:
     assert usable_cores() == tuple(sorted(before))
 
 
+@pytest.mark.parametrize(("counted", "cores"), [(3, (0, 1, 2)), (None, (0,))])
+def test_a_system_without_affinity_has_all_its_cores(
+    monkeypatch: pytest.MonkeyPatch, counted: int | None, cores: tuple[int, ...]
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: counted)
+    assert usable_cores() == cores
+
+
 @pytest.fixture
 def path_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory that programs are looked for in."""

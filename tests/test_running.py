@@ -14,7 +14,16 @@ import pytest
 
 from scalelab.errors import RunBusy
 from scalelab.launch.fake import FakeLauncher
-from scalelab.records.running import RUNNING, Neighbour, Occupation, find_registry, identify_process, read_neighbours
+from scalelab.records.running import (
+    KEY_BYTES,
+    RUNNING,
+    Neighbour,
+    Occupation,
+    find_registry,
+    identify_process,
+    read_key,
+    read_neighbours,
+)
 from scalelab.runs.experiment import execute_run, start_run
 from scalelab.runs.scheduler import TrialEnded, TrialStarted
 from tests.studies.answers import find_caution, make_strong
@@ -120,3 +129,19 @@ def test_a_run_says_once_that_another_was_beside_it_and_its_answer_warns(
     assert [one.pid for one in told] == [neighbour.pid]
     assert read_neighbours(store.path) == [str(tmp_path / "runs" / "other")]
     assert find_caution(document, "neighbour").subject == "other"
+
+
+@pytest.mark.parametrize("has_state_home", [True, False])
+def test_a_user_s_key_is_kept_where_state_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_state_home: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state") if has_state_home else "")
+    place = tmp_path / "state" if has_state_home else tmp_path / "home" / ".local" / "state"
+    assert read_key() is None
+    key = read_key(make=True)
+    assert key == read_key() == (place / "scalelab" / "key").read_bytes()
+    assert key is not None
+    assert len(key) == KEY_BYTES
+    (place / "scalelab" / "key").write_bytes(key[1:])
+    assert read_key() is None

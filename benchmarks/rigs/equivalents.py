@@ -79,6 +79,36 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for edit in ("FloorDiv -> Mult", "128 -> 129", "8 -> 9")
     },
     (
+        "trace/pairing.py",
+        "return Pairing(by_order.pairs, 1.0, by_order.count_agreeing(tolerance) / max(1, len(by_order.rest)))",
+        "1 -> 1.5",
+    ): "a list of one is paired before",
+    (
+        "trace/attribution.py",
+        "low, width = int(row.min()), int(row.max()) - int(row.min()) + 1",
+        "1 -> 1.5",
+    ): "codes have more room than they need, and stay apart",
+    (
+        "trace/files/pieces.py",
+        'close = text.rindex(b"]", 0, place) + 1',
+        "0 -> 1",
+    ): "what closes a list is not the first byte",
+    (
+        "trace/merged.py",
+        "low = np.array([one or 0 for one in starts], dtype=np.int64)",
+        "0 -> 1",
+    ): "an event without a time is written without one",
+    (
+        "trace/windows.py",
+        "while place >= 0 and self._reach[place] > time:",
+        "Gt -> GtE",
+    ): "says only when to stop looking: a step that ends then is not open",
+    (
+        "trace/rank_time.py",
+        "place = thread + np.searchsorted(np.sort(end), end) + 1",
+        "1 -> 1.5",
+    ): "places keep their order, and stay apart from those of the next thread",
+    (
         "trace/files/reader.py",
         "if len(complete) < len(events):",
         "Lt -> LtE",

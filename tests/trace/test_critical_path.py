@@ -9,9 +9,10 @@ import pytest
 
 from scalelab.answers.trace.critical import CriticalStep, find_critical_step, summarise_critical
 from scalelab.answers.trace.view import TraceView, make_counters
-from scalelab.trace.critical_path import Graph, StepPiece, StepTiming
+from scalelab.trace.critical_path import CriticalCounter, Graph, StepPiece, StepRecords, StepTiming
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import read_ranks
+from scalelab.trace.rank_trace import read_rank
 from tests.trace.build import TraceBuilder
 from tests.trace.real import TRACES, needs_traces
 
@@ -85,7 +86,7 @@ def list_path(builder: TraceBuilder, directory: Path) -> list[tuple[StepPiece, s
     return [(one.piece, one.name, one.nanoseconds / 1000) for one in reversed(find([builder], directory).path)]
 
 
-def launch(builder: TraceBuilder, name: str, called: int, start: int, length: int, stream: int = 7) -> TraceBuilder:
+def launch(builder: TraceBuilder, name: str, called: int, start: float, length: float, stream: int = 7) -> TraceBuilder:
     """A kernel and the call that launches it."""
     number = len(builder.events) + 1
     builder.launch("cudaLaunchKernel", called, 2, number)
@@ -294,8 +295,10 @@ def test_a_path_among_others_that_are_nearly_as_long_is_named_so(tmp_path: Path)
     )
 
 
-def test_the_path_crosses_to_the_rank_that_comes_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base_ns", [0, 7_000_000_000])
+def test_the_path_crosses_to_the_rank_that_comes_last(tmp_path: Path, base_ns: int) -> None:
     builders = [TraceBuilder(rank=rank) for rank in range(2)]
+    builders[1].base_ns = base_ns
     for rank, builder in enumerate(builders):
         for number, begin in enumerate((0, 1330, 2790)):
             work = 400 + 500 * rank
@@ -306,7 +309,7 @@ def test_the_path_crosses_to_the_rank_that_comes_last(tmp_path: Path) -> None:
             builder.collective("allreduce", start, stop - start, stream=7, correlation=10 * number + 2, Seq=number)
     found = find(builders, tmp_path)
     names = {piece.name: (piece.nanoseconds, count) for piece, count in found.sum_by_name()}
-    assert found.num_ranks == 2
+    assert (found.num_ranks, found.span_ns) == (2, 3_795_000)
     assert names["gemm of 1"][0] > 0
     assert "gemm of 0" not in names
     assert names["all_reduce"] == (100_000, 1)
@@ -323,3 +326,16 @@ def test_paths_of_real_steps_add_up_and_no_change_makes_them_longer() -> None:
         assert found is not None
         assert sum(piece.nanoseconds for piece in found.path) == found.span_ns
         assert all(0 <= one.span_ns <= found.span_ns for one in found.what_ifs)
+
+
+def test_calls_belong_to_the_middle_step_from_its_begin_to_before_its_end(tmp_path: Path) -> None:
+    builder = TraceBuilder(num_ranks=1)
+    for step in range(3):
+        builder.step(step, 100 * step, 100)
+        for number, called in enumerate((0, 50, 99)):
+            launch(builder, "gemm", 100 * step + called, 100 * step + called + 0.5 + number, 0.25)
+    found = read_rank(builder.write(tmp_path / "t.json"), counters=[CriticalCounter]).counted[0]
+    assert isinstance(found, StepRecords)
+    assert (found.step, found.is_whole) == (1, True)
+    assert found.calls["start"].tolist() == [100_000, 150_000, 199_000]
+    assert found.kernels["start"].tolist() == [100_500, 151_500, 201_500]

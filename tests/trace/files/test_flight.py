@@ -149,3 +149,12 @@ def test_traces_are_not_taken_for_dumps(tmp_path: Path) -> None:
     for content, is_one in (({"entries": []}, True), ({"comm_lib_version": "2"}, True), ({"version": "2"}, False)):
         (tmp_path / "rank0.json").write_text(json.dumps(content))
         assert is_dump(tmp_path / "rank0.json") is is_one
+
+
+@pytest.mark.parametrize(("library", "is_completed"), [("nccl", False), ("gloo", True)])
+def test_what_nccl_retired_has_timed_out_and_what_others_did_is_done(
+    tmp_path: Path, library: str, is_completed: bool
+) -> None:
+    retired = make_entry(1, is_done=False) | {"retired": True, "profiling_name": f"{library}:all_reduce"}
+    (found,) = read_dump(write_dump(tmp_path, 0, [retired])).entries
+    assert (found.is_completed, found.is_started) == (is_completed, True)
