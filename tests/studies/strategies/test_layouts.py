@@ -97,7 +97,7 @@ def test_an_own_model_is_split_where_its_file_says_how(tmp_path: Path) -> None:
     own.write_text("def build():\n    ...\n\n\ndef parallelize(model, mesh):\n    ...\n")
     fitting, left_out = make_study(job=replace(JOB, workload=f"{own}:build", options={})).sort_meshes()
     assert "tp=4" in [mesh.text for mesh in fitting]
-    assert left_out["pp=4"] == "pp=4: no plan for a pipeline, write split(model, num_stages) beside build"
+    assert left_out["pp=4"] == "pp=4: no plan for a pipeline (write split(model, num_stages) beside build)"
 
 
 def test_what_is_left_out_is_warned_of_once_per_reason(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ BUBBLE = FindingKind(
     "pipeline-bubble", "Share of a pipeline's schedule in which ranks do not compute", REASON, ("idle", "theory")
 )
 LEAST_SENT = FindingKind("least-sent", "The layout that sends least per step", DETAIL, ("wire_bytes",))
-LEFT_OUT = CautionKind("layouts-left-out", "Layouts that cannot run, with the reason", "note", ("layouts",))
+LEFT_OUT = CautionKind("layouts-left-out", "Layouts that cannot run, with the reason", "wrong-work", ("layouts",))
 LISTED_AXES = tuple(axis for axis in AXES if axis != "cp")
 """Of meshes that are tried without being asked for: cp runs on GPUs only."""
 SENT_NOTE = "sent: the least that rank 0 puts on the wire in a step"
@@ -169,8 +169,8 @@ class Layouts(Study):
 
 
 UNPLANNED = Divisible(
-    tp=(1, "plan for tensor parallelism, write parallelize(model, mesh) beside build"),
-    pp=(1, "plan for a pipeline, write split(model, num_stages) beside build"),
+    tp=(1, "plan for tensor parallelism (write parallelize(model, mesh) beside build)"),
+    pp=(1, "plan for a pipeline (write split(model, num_stages) beside build)"),
 )
 """Of a user's own model without such functions."""
 
