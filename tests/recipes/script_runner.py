@@ -29,6 +29,12 @@ IMPORTED = (
 """Seconds, in every rank of every script; optimizers and DDP import `torch._dynamo` when they are first used."""
 
 
+def count_gloo_threads() -> int:
+    """Of this process: threads of a process group that still exists."""
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").glob("*")]
+    return sum(name.startswith(("pt_gloo", "gloo")) for name in names)
+
+
 def run_rank(job: dict[str, Any], rank: int, port: int) -> int:
     """In the fork: become one rank, run the script, and give its exit code."""
     os.chdir(job["directory"])
@@ -53,6 +59,9 @@ def run_rank(job: dict[str, Any], rank: int, port: int) -> int:
             return 1
         finally:
             sys.stdout.flush()
+        if num_threads := count_gloo_threads():
+            print(f"{num_threads} threads of gloo outlive the script")
+            return 4
         return 3 if "scalelab" in sys.modules else 0
 
 

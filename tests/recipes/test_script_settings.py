@@ -151,6 +151,15 @@ def test_all_scripts_on_several_ranks_are_known() -> None:
     assert len(ON_RANKS) == 14
 
 
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_the_group_ends_where_the_script_destroys_it(name: str) -> None:
+    """torch.distributed.nn has the default group as default arguments. DDP and optimizers import it by torch._dynamo:
+    after init_process_group() they would keep the group, so that its threads outlive destroy_process_group(). One that
+    drops its last all-reduce needs Python's lock, and aborts the process when Python has ended by then.
+    `script_runner.py` checks that no thread is left, but has imported torch._dynamo itself."""
+    assert "\nimport torch.distributed.nn" in SCRIPTS[name].read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", [name for name in ON_RANKS if name != MPI])
 def test_every_rank_takes_its_gpu_before_ranks_meet_by_nccl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all of them would synchronize GPU 0, and a barrier would have to guess their devices."""

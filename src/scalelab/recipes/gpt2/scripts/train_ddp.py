@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from gpt2 import GPT2, SHAPES, SHARD, cosine, read_shard, take_batch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +44,7 @@ def main():
     num_passes = flags.batch // world_size // flags.micro_batch
 
     torch.manual_seed(SEED)  # the same weights on every rank
-    model = GPT2(flags.model, is_checkpointed=True).to(device)
+    model = GPT2(flags.model, is_checkpointed=True, shard=shard).to(device)
     model = DistributedDataParallel(model, device_ids=[device] if has_gpu else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, flags.steps))

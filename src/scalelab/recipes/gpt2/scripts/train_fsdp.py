@@ -8,6 +8,7 @@ of all steps go to outputs/losses_fsdp_STRATEGY.csv, traces of rank 0 to outputs
 """
 
 import argparse
+import gc
 import os
 import time
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from gpt2 import GPT2, SHAPES, SHARD, Block, cosine, read_shard, take_batch
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -46,14 +48,9 @@ def main():
     num_passes = flags.batch // world_size // flags.micro_batch
 
     torch.manual_seed(SEED)  # the same weights on every rank
-    model = GPT2(flags.model, is_checkpointed=True).to(device)
-    model = FullyShardedDataParallel(
-        model,
-        sharding_strategy=ShardingStrategy[flags.strategy],
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        device_id=device,
-        use_orig_params=True,
-    )
+    model = GPT2(flags.model, is_checkpointed=True, shard=shard).to(device)
+    sharding = {"sharding_strategy": ShardingStrategy[flags.strategy], "auto_wrap_policy": ModuleWrapPolicy({Block})}
+    model = FullyShardedDataParallel(model, **sharding, device_id=device, use_orig_params=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, flags.steps))
     torch.manual_seed(SEED + rank)  # other dropout masks on every rank
@@ -93,6 +90,8 @@ def main():
         Path(f"outputs/losses_fsdp_{flags.strategy.lower()}.csv").write_text("step,loss\n" + "".join(rows))
         print(f"FSDP training with {flags.strategy} completed!")
         print(f"Traces saved to: {place}/")
+    del model, optimizer, scheduler, loss
+    gc.collect()  # FSDP refers to itself; gloo can hang when a model outlives its process group
     dist.destroy_process_group()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -81,9 +82,8 @@ def main():
         torch.cuda.set_device(device)  # or barrier() and synchronize() take GPU 0 on every rank
     dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.rand(SAMPLES, length, D_MODEL, generator=generator).numpy() for length in (1, 20)]
-    arrays = dict(zip(("src", "tgt"), drawn, strict=True))
+    data = torch.Generator().manual_seed(0)
+    arrays = {name: torch.rand(SAMPLES, n, D_MODEL, generator=data).numpy() for name, n in (("src", 1), ("tgt", 20))}
     if rank == 0:
         write_files(arrays)
     dist.barrier()

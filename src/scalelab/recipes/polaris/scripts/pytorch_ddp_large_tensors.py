@@ -13,6 +13,7 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel

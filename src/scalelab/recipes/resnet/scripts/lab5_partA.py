@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from resnet18 import Images, download, make_resnet18
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel

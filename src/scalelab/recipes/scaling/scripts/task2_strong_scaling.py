@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: loaded by DDP after init, its default arguments would keep the group to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
