@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 SHARD = Path(__file__).parent / "shakespeare.bin"  # a text as bytes; --data takes any other shard, such as FineWeb's
-# layers, heads, width, vocabulary, context
-SHAPES = {
+SHAPES = {  # layers, heads, width, vocabulary, context
     "tiny": (4, 4, 128, 512, 64),
     "small": (12, 12, 768, 50257, 1024),
     "large": (36, 20, 1280, 50257, 1024),
@@ -37,9 +36,8 @@ class Block(nn.Module):
     def attend(self, x):
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
-        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
     def compute(self, x):
@@ -54,9 +52,11 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """Token indices in, logits of the next token out."""
 
-    def __init__(self, size="small", dropout=0.1, is_checkpointed=False):
+    def __init__(self, size="small", dropout=0.1, is_checkpointed=False, shard=None):
         super().__init__()
         layers, heads, width, vocabulary, context = SHAPES[size]
+        if shard is not None:  # the tiny model has room for bytes: make it for all tokens of a shard
+            vocabulary = max(vocabulary, int(shard.max()) + 1)
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout, is_checkpointed) for _ in range(layers))

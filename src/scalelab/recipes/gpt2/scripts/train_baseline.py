@@ -33,7 +33,7 @@ def main():
     sequence = SHAPES[flags.model][4]
     num_passes = flags.batch // flags.micro_batch
 
-    model = GPT2(flags.model, is_checkpointed=True).to(device)
+    model = GPT2(flags.model, is_checkpointed=True, shard=shard).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, flags.steps))
     torch.manual_seed(SEED)  # dropout masks
