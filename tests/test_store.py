@@ -441,8 +441,9 @@ def test_a_run_is_opened_by_last_by_name_by_its_beginning_or_by_path(tmp_path: P
     assert open_run("run-10", tmp_path).name == "run-10"
     assert open_run("run-1", tmp_path).name == "run-1"
     assert open_run("run-0", tmp_path).name == "run-0"
-    assert open_run("run-10"[:6], tmp_path).name == "run-10"
     assert open_run(str(tmp_path / "run-1"), tmp_path / "nowhere").name == "run-1"
+    (tmp_path / "run-1").rename(tmp_path / "other")
+    assert open_run("run-1", tmp_path).name == "run-10"
 
 
 def test_a_run_is_opened_by_a_part_of_its_name_or_by_its_workload(tmp_path: Path) -> None:
