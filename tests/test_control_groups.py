@@ -70,6 +70,13 @@ def test_the_first_version_has_a_tree_for_every_controller(tmp_path: Path) -> No
     assert read_cpu_quota(root) == 2.5
 
 
+def test_a_tree_that_this_process_is_in_no_group_of_limits_nothing(tmp_path: Path) -> None:
+    root = lay_out(tmp_path, "4:memory:/a\n", [UNIFIED, MEMORY, PROCESSOR], {"memory.max": "5000"})
+    assert [group.directory.name for group in list_groups("memory", root)] == ["a", "memory"]
+    assert list_groups("cpu", root) == []
+    assert read_memory_limit(root) is None
+
+
 def test_both_versions_at_once_are_both_asked(tmp_path: Path) -> None:
     files = {
         "memory/a/memory.limit_in_bytes": "7000",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,20 @@ import pytest
 
 from scalelab.errors import UsageError
 from scalelab.launch.starters import RankSpread, StepCommand
-from scalelab.records.launchers import LAUNCHERS, SCHEDULERS, STARTERS, LauncherName, find_batch, load
+from scalelab.records.launchers import (
+    LAUNCHERS,
+    SCHEDULERS,
+    STARTERS,
+    Allocation,
+    LauncherName,
+    count_ranks_per_node,
+    find_batch,
+    find_own_batch,
+    find_own_job,
+    find_scheduler,
+    load,
+    name_job,
+)
 from scalelab.studies.shared.job import Job
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/clusters.md").read_text(encoding="utf-8")
@@ -66,3 +80,20 @@ def test_the_page_has_a_row_for_every_launcher_and_says_what_was_tried() -> None
     assert all(starter.tried in ran for starter in STARTERS.values())
     untried = [kind for kind, starter in STARTERS.items() if not starter.tried]
     assert all(kind in missing.lower() for kind in untried)
+
+
+def test_a_run_is_submitted_unless_it_is_in_a_job_of_that_system() -> None:
+    inside = {"SLURM_JOB_ID": "7"}
+    assert (find_own_batch(inside), find_own_batch({}), find_own_batch({"SLURM_JOB_ID": ""})) == ("slurm", None, None)
+    assert (find_own_job(inside), find_own_job({})) == (name_job("slurm", "7"), "")
+    found = [find_scheduler("slurm", variables) for variables in ({}, inside, {"PBS_JOBID": "7"})]
+    assert found == ["slurm", None, "slurm"]
+    assert find_scheduler("local", inside) is None
+
+
+def test_nodes_are_filled_one_after_the_other_up_to_what_was_requested() -> None:
+    allocation = Allocation(scheduler="slurm", job_id="7", num_nodes=2, first_node="a")
+    assert [count_ranks_per_node(ranks, allocation) for ranks in (1, 2, 3, 8)] == [1, 1, 2, 4]
+    asked = replace(allocation, tasks_per_node=3)
+    assert [count_ranks_per_node(ranks, asked) for ranks in (1, 2, 3, 8)] == [1, 2, 3, 4]
+    assert [count_ranks_per_node(3, one, given) for one, given in ((None, None), (asked, 5), (asked, 2))] == [3, 3, 2]
