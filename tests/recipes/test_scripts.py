@@ -266,6 +266,8 @@ def test_data_types_have_a_row_each(runner: Runner) -> None:
     printed = runner.run("polaris", "pytorch_ddp_large_dtype_comparison.py", **brief)
     names = re.findall(r"^(\w+ (?:FP32|FP16|BF16)): \d+\.\d\ds, \d+\.\d\dGB", printed, re.MULTILINE)
     assert names == [f"{name} {dtype}" for name in ("Baseline", "Large_Seq_6") for dtype in ("FP32", "FP16", "BF16")]
+    refused = re.findall(r"^Large_Features_(\d+) FP32: failed: .*must be equal to d_model", printed, re.MULTILINE)
+    assert refused == ["64", "128"]
 
 
 def test_every_format_gives_the_same_losses(runner: Runner, polaris_losses: list[float]) -> None:

@@ -1,9 +1,9 @@
-"""Homework 1, task 6: longer sequences in float32, float16 and bfloat16.
+"""Homework 1, task 6: longer sequences in float32, float16 and bfloat16, and wider features.
 
     torchrun --nproc_per_node=4 pytorch_ddp_large_dtype_comparison.py
 
-The weights themselves have the type, so parameters, gradients and moments halve with it. EPOCHS, SAMPLES, D_MODEL
-and LENGTHS in the environment change the job.
+The weights themselves have the type, so parameters, gradients and moments halve with it. Features of 4 and 8 times
+D_MODEL are refused by torch. EPOCHS, SAMPLES, D_MODEL and LENGTHS in the environment change the job.
 """
 
 import os
@@ -32,14 +32,14 @@ def draw_order(epoch):
     return torch.from_numpy(generator.permutation(SAMPLES))
 
 
-def train(length, dtype, rank, world_size, device):
+def train(length, dtype, rank, world_size, device, features=D_MODEL):
     """Seconds of all epochs, and the last loss of this rank."""
     torch.manual_seed(0)
     model = nn.Transformer(d_model=D_MODEL, batch_first=True).to(device, dtype)
     model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(0)
-    sources, targets = (torch.rand(SAMPLES, rows, D_MODEL, generator=generator) for rows in (1, length))
+    sources, targets = (torch.rand(SAMPLES, rows, features, generator=generator) for rows in (1, length))
     torch.manual_seed(rank)  # other dropout masks on every rank
     start = time.time()
     for epoch in range(EPOCHS):
@@ -72,6 +72,12 @@ def main():
                 memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f}GB of the process"
             if rank == 0:
                 print(f"{name} {dtype_name}: {seconds:.2f}s, {memory}, loss={loss:.9g}", flush=True)
+    for features in (4 * D_MODEL, 8 * D_MODEL):
+        try:
+            train(LENGTHS[0], torch.float32, rank, world_size, device, features)
+        except RuntimeError as error:
+            if rank == 0:
+                print(f"Large_Features_{features} FP32: failed: {error}")
     dist.destroy_process_group()
 
 
