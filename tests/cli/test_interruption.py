@@ -45,6 +45,7 @@ def resume_without_repeating(run: Path) -> None:
 
     resumed = answer("resume", run.name, cwd=cwd)
     assert resumed.returncode == 0, resumed.stderr
+    assert f"note: {NUM_TRIALS - len(before)} of {NUM_TRIALS} trials to run" in resumed.stderr
     assert resumed.stderr.count("(measured before)") == len(before)
     assert sum(map(is_done, run.glob("trials/*"))) == NUM_TRIALS
     assert all((trial / "result.json").stat().st_mtime_ns == when for trial, when in before.items())

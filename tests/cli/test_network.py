@@ -49,3 +49,4 @@ def test_a_study_over_links_runs_is_shown_again_and_has_nothing_left_to_resume(t
         again = answer(*verb, "--full", cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "1gbit: an all-reduce of 16.8 MB alone" in " ".join(again.stdout.split())
+        assert ("note: every trial has a result" in again.stderr) == (verb[0] == "resume")

@@ -41,6 +41,7 @@ from scalelab.records.trial import Trial
 from scalelab.runs.experiment import find_waiting
 from scalelab.studies.catalogue import read_study
 from scalelab.studies.shared.study import Study
+from scalelab.units import format_count
 from scalelab.workloads.catalogue import BUILT_IN
 
 
@@ -82,6 +83,7 @@ def main(args: Sequence[str]) -> int:
     reopen_training(store)
     launcher = joined or open_launchers(store, study, resume)
     reopen_waiting(store)
+    note_missing(store)
     try:
         return measure_and_report(store, study, launcher, resume.output)
     except NothingMeasured as error:
@@ -192,6 +194,14 @@ def reopen_waiting(store: RunStore) -> None:
     """Reopen trials whose batch job was rejected or cancelled."""
     for result in find_waiting(store):
         store.set_aside(result.trial.name, "before")
+
+
+def note_missing(store: RunStore) -> None:
+    """How much there is left to do."""
+    names = store.record.trials
+    missing = sum(not store.has_result(name) for name in names)
+    words = f"{missing} of {format_count(len(names), 'trial')} to run" if missing else "every trial has a result"
+    print(f"note: {words}", file=sys.stderr)  # noqa: T201
 
 
 def is_own_job(store: RunStore) -> bool:
