@@ -235,10 +235,15 @@ def test_of_a_run_with_too_many_trials_only_the_plan_is_packed(tmp_path: Path, m
         trial = tmp_path / "trials" / str(number)
         trial.mkdir(parents=True)
         (trial / "trial.json").write_text("{}")
+    assert pack_runs([tmp_path]).name == f"{tmp_path.name}.zip"
+    assert pack_runs([tmp_path, tmp_path / "trials"]).name == "runs.zip"
+    assert pack_runs([tmp_path], most_bytes=0).num_files == 0
     monkeypatch.setattr(files, "MOST_ARCHIVED_FILES", 4)
     assert (pack_runs([tmp_path]).num_files, pack_runs([tmp_path]).left_out) == (4, ())
     monkeypatch.setattr(files, "MOST_ARCHIVED_FILES", 3)
     assert pack_runs([tmp_path]).left_out == ("the files of 3 trials",)
+    assert pack_runs([tmp_path, tmp_path / "trials"]).name == "runs.zip"
+    assert pack_runs([tmp_path]).name == f"{tmp_path.name}.zip"
 
 
 def test_deep_nesting_is_a_value_error(tmp_path: Path) -> None:

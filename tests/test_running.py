@@ -108,6 +108,13 @@ def test_a_file_that_says_nothing_is_no_neighbour(registry: Path, tmp_path: Path
         assert len(list(registry.iterdir())) == 1
 
 
+def test_a_link_to_a_directory_is_no_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"scalelab-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    assert find_registry() is None
+
+
 def test_a_registry_that_was_emptied_meanwhile_ends_no_run(registry: Path, tmp_path: Path) -> None:
     with Occupation(tmp_path).hold():
         (file,) = registry.iterdir()

@@ -109,6 +109,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "1 -> 1.5",
     ): "places keep their order, and stay apart from those of the next thread",
     (
+        "predict/extrapolate.py",
+        "if ranks > last:",
+        "Gt -> GtE",
+    ): "the last size is known, and answered before",
+    (
         "trace/files/reader.py",
         "if len(complete) < len(events):",
         "Lt -> LtE",

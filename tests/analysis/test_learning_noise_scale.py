@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.learning import (
     GradientSquares,
     NoiseScale,
+    _divide_means,
     _estimate_mean,
     estimate_noise_scale,
     predict_samples_ratio,
@@ -134,3 +138,25 @@ def test_a_mean_has_students_interval() -> None:
         pytest.approx(2 + 4.302653 / np.sqrt(3), rel=1e-6),
     )
     assert _estimate_mean(np.array([5.0])) == Estimate(value=5.0)
+
+
+def test_a_mean_has_an_interval_from_two_values_on() -> None:
+    assert _estimate_mean(np.array([3.0])) == Estimate(value=3.0)
+    two = _estimate_mean(np.array([3.0, 5.0]))
+    arm = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
+    assert (two.value, two.low, two.high) == (4.0, pytest.approx(4 - arm), pytest.approx(4 + arm))
+
+
+def test_a_ratio_of_means_has_the_ends_at_which_the_difference_may_be_nothing() -> None:
+    """Fieller (1954): the interval of above − ρ·below has 0 at its end for both."""
+    above, below = np.array([10.0, 12.0, 11.0, 14.0]), np.array([5.0, 5.5, 4.5, 6.0])
+    found = _divide_means(above, below)
+    assert found is not None
+    assert found.value == above.mean() / below.mean()
+    for ratio in (found.low, found.high):
+        assert ratio is not None
+        rest = above - ratio * below
+        assert abs(rest.mean()) == pytest.approx(stats.t.ppf(0.975, 3) * rest.std(ddof=1) / 2)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.value < found.high
