@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from scalelab.analysis.estimate import Estimate
 from scalelab.recipes.evidence import divide_trainings
 from scalelab.recipes.polaris.dtypes import answer_memory, list_saved, say_judged
 from scalelab.recipes.polaris.jobs import list_durations, say_verdict
+from scalelab.recipes.polaris.links import estimate_seconds
 from scalelab.recipes.polaris.rows import (
     compare_recorded,
     describe_recorded,
@@ -20,6 +24,7 @@ from scalelab.recipes.polaris.rows import (
 from scalelab.recipes.recipe import Outcome
 from scalelab.recipes.setting import describe_trials
 from scalelab.records.trial import StepKind, StepSample, TrialResult
+from scalelab.studies.network.answer import LinkRow, read_communication
 from tests.records import make_result
 
 
@@ -97,6 +102,20 @@ def test_memory_is_less_or_more() -> None:
     more = answer_memory({20: {"float32": 100, "bfloat16 cast": 110}})["memory"]
     assert more.startswith("Not in every case.")
     assert "bfloat16 cast 10 % more at length 20" in more
+
+
+def test_float16_stands_beside_its_published_savings() -> None:
+    words = answer_memory({50: {"float32": 100, "bfloat16 autocast": 81, "float16 autocast": 82}})["memory"]
+    assert "float16 autocast: 18 % less at length 50 (published: 0, 8 % less at length 50, 100)." in words
+
+
+def test_no_time_of_a_link_reaches_zero() -> None:
+    rounds = [[0.002], [0.003], [0.003], [0.004], [0.004], [0.030]]
+    row = cast("LinkRow", SimpleNamespace(traced=lambda read: rounds))
+    found = estimate_seconds(row, read_communication)
+    assert found is not None
+    assert found.value == pytest.approx(0.0035)
+    assert 0 < found.ends[0] < 0.0035 < 0.01 < found.ends[1]
 
 
 def test_savings_of_both_signs_stand_one_by_one() -> None:

@@ -43,6 +43,8 @@ from scalelab.units import format_interval, format_quantity
 LENGTHS = (20, 50, 100)
 HALVED = 0.45
 """A saving of nearly half."""
+FLAT = 1.1
+"""Times that differ by less do not grow."""
 CPU_SLOW = "without arithmetic of the CPU for it, torch converts numbers to float32 and back"
 CPU_SCORES = "attention on CPUs keeps the scores of 16-bit tensors in float32, which grow with the square of the length"
 """`_scaled_dot_product_attention_math` of torch converts query, key and value, unless it is allowed not to."""
@@ -129,7 +131,13 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
     note = "published: one whole run each; with autocast, by its memory (see the checks)"
     said, lost = describe_times(times), list(describe_lost(typed))
     return Answer(
-        main=Main("ratio", f"step over {REFERENCE}, {first.what}", first.ratio, first.published_ratio)
+        main=Main(
+            "ratio",
+            f"step over {REFERENCE}, {first.what}",
+            first.ratio,
+            first.published_ratio,
+            is_alike=size == "full",
+        )
         if first
         else None,
         tables=keep_tables(
@@ -153,7 +161,7 @@ def answer_p7(size: Size, outcomes: Outcomes) -> Answer:
             "polaris",
             "P7",
             answer_memory(measure_dtypes(typed), lost, explain_savings(typed))
-            | ({"times": " ".join(said)} if said else {}),
+            | ({"times": " ".join((*said, *compare_growth(typed)))} if said else {}),
         ),
     )
 
@@ -192,6 +200,24 @@ def describe_times(times: Sequence[Typed]) -> list[str]:
     leads = (f"Step over {REFERENCE} at target length {lengths}", "The same with weights cast")
     first, last = (f"{lead}: {words}." if words else "" for lead, words in zip(leads, said.values(), strict=True))
     return [sentence for sentence in (first, why, last) if sentence]
+
+
+def compare_growth(typed: Sequence[Typed]) -> Iterator[str]:
+    """That times grow with the length here and did not as published, where that is so."""
+    own = [one for one in typed if one.arm.trial.dtype == REFERENCE and one.arm.step is not None]
+    there = [published.DTYPE_SECONDS[one.length][0] for one in own]
+    printed = [seconds for seconds in there if seconds is not None]
+    if len(own) < 2 or len(printed) < len(own) or max(printed) > FLAT * min(printed):
+        return
+    growth = divide_steps(own[-1].arm, own[0].arm)
+    if growth is None or not growth.is_above(FLAT):
+        return
+    yield (
+        f"Published {REFERENCE} times do not grow with the length ({', '.join(map(print_seconds, printed))} at"
+        f" {', '.join(str(one.length) for one in own)}): something else than the length sets them. Here a step at"
+        f" {own[-1].length} takes {growth.value:.1f} times as long as one at {own[0].length}, so the ratios compare"
+        " different limits."
+    )
 
 
 def say_times(found: Sequence[Typed]) -> str:
@@ -249,13 +275,27 @@ def answer_memory(held_by: Mapping[int, Mapping[str, int]], lost: Sequence[str] 
     listed = "; ".join(f"{label} {list_saved(shares)}" for label, shares in saved.items())
     return {
         "memory": f"{'Yes' if is_always else 'Not in every case'}. Peak of torch's allocator against {REFERENCE}:"
-        f" {listed} (published: {list_saved(list_published_savings())}).{why}"
+        f" {listed} (published: {list_saved(list_published_savings('bfloat16'))}).{compare_float16(held_by)}{why}"
         f"{''.join(f' {sentence}' for sentence in lost)}"
     }
 
 
-def list_published_savings() -> list[tuple[int, float]]:
-    rows = {length: (row[0], row[2]) for length, row in published.DTYPE_MEMORY_BYTES.items()}
+def compare_float16(held_by: Mapping[int, Mapping[str, int]]) -> str:
+    """What float16 saves here with autocast, as in the published runs, and what it saved there."""
+    label = "float16 autocast"
+    shares = [
+        (length, 1 - held[label] / held[REFERENCE])
+        for length, held in held_by.items()
+        if label in held and held.get(REFERENCE)
+    ]
+    if not shares:
+        return ""
+    return f" {label}: {list_saved(shares)} (published: {list_saved(list_published_savings('float16'))})."
+
+
+def list_published_savings(dtype: str) -> list[tuple[int, float]]:
+    column = published.DTYPES.index(dtype)
+    rows = {length: (row[0], row[column]) for length, row in published.DTYPE_MEMORY_BYTES.items()}
     return [(length, 1 - half / full) for length, (full, half) in rows.items() if full and half]
 
 

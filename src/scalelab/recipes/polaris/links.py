@@ -5,11 +5,11 @@ the training run on more ranks over that on one.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from scalelab.analysis.estimate import Estimate
-from scalelab.analysis.stats import estimate_location, estimate_unpaired_ratio
+from scalelab.analysis.stats import estimate_location, estimate_positive_over_rounds, estimate_unpaired_ratio
 from scalelab.launch.ranks.namespaces import Link, parse_link
 from scalelab.recipes.evidence import (
     UNTOLD,
@@ -101,11 +101,14 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
     one, two = inside.estimate(read_device_share), between.estimate(read_device_share)
     answers = {}
     if one is not None:
+        verdict = judge_share(one, NEGLIGIBLE, "Not negligible", "Negligible")
+        ours = ", and ours could be either" if verdict == UNTOLD else ""
+        theirs = f", which the published share is not{ours}" if published.ONE_NODE.share > NEGLIGIBLE else ""
         answers["inside"] = (
-            f"{judge_share(one, NEGLIGIBLE, 'Not negligible', 'Negligible')}: {say_wide('share', one)} of the busy time"
+            f"{verdict}: {say_wide('share', one)} of the busy time"
             f" (computation and communication of a profiled step) on {published.LINK_RANKS} ranks of one node"
             f" (published {print_share(published.ONE_NODE.share)}; below {100 * NEGLIGIBLE:g} % we call it"
-            f" negligible).{bound_transfer(inside)}"
+            f" negligible{theirs}).{bound_transfer(inside)}"
         )
     if two is not None:
         sent, rate = between.bus_bytes, between.link.bytes_per_second
@@ -125,12 +128,12 @@ def answer_links(inside: LinkRow, between: LinkRow) -> dict[str, str]:
 
 def answer_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> dict[str, str]:
     """How much longer communication takes between nodes, and what of the published factor the links explain."""
-    links = published.NODE_LINK_BYTES_PER_SECOND / published.NETWORK_BYTES_PER_SECOND
-    slowdown = published.TWO_NODES.seconds / published.ONE_NODE.seconds
+    links, per_call = published.find_link_ratio(), published.find_call_ratio()
+    between_calls, inside_calls = published.count_calls()
     ours = f"{UNTOLD}."
     if ratio is not None:
         one, two = (
-            say_wide("seconds", scale(row.estimate(read_communication), published.LINK_STEPS))
+            say_wide("seconds", scale(estimate_seconds(row, read_communication), published.LINK_STEPS))
             for row in (inside, between)
         )
         ours = (
@@ -138,9 +141,9 @@ def answer_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> d
             f" and {one}, waiting included, in the mean over ranks."
         )
     return {
-        "ratio": f"{ours} The published links differ by {links:.0f}x only, so the other factor of"
-        f" {slowdown / links:.1f} of its {published.LINK_RATIO}x is waiting or another transport, which its profile"
-        " does not separate."
+        "ratio": f"{ours} The published profiles hold {between_calls:.0f} calls and {inside_calls:.0f}, so"
+        f" {published.LINK_RATIO}x is {per_call:.0f}x per call: {links:.0f}x by the links,"
+        f" {per_call / links:.1f}x by waiting or another transport, which its profile does not separate."
     }
 
 
@@ -149,7 +152,7 @@ def bound_transfer(row: LinkRow) -> str:
 
     A rank waits in a collective until the last one enters it, so all ranks' transfer is within the shortest time.
     """
-    total, waiting = row.estimate(read_communication), row.estimate(read_waiting_share)
+    total, waiting = estimate_seconds(row, read_communication), row.estimate(read_waiting_share)
     if total is not None and waiting is not None:
         return (
             f" Of the {say_wide('seconds', total)} that a step communicates, {say_wide('share', waiting)} is waiting"
@@ -162,6 +165,14 @@ def bound_transfer(row: LinkRow) -> str:
         f" At most {say_wide('seconds', least)} of its {say_wide('seconds', total)} per step are transfer (the rank"
         " that waits least); the rest is waiting for another rank, which is not a cost of the link."
     )
+
+
+def estimate_seconds(row: LinkRow, read: Callable[[TracedStep], float | None]) -> Estimate | None:
+    """A time of a profiled step, with its interval on the log scale, like that of the ratio and of the bandwidth."""
+    medians = [statistics.median(steps) for steps in row.traced(read) or () if steps]
+    if not medians or min(medians) <= 0:
+        return row.estimate(read)
+    return estimate_positive_over_rounds(statistics.median(medians), medians)
 
 
 def read_waiting_share(step: TracedStep) -> float | None:
@@ -210,8 +221,8 @@ def _compare_shares(inside: LinkRow, between: LinkRow, size: Size) -> Table | No
 def _compare_times(inside: LinkRow, between: LinkRow, size: Size) -> Table | None:
     lines = []
     for nodes, row, there in (("one node", inside, published.ONE_NODE), ("two nodes", between, published.TWO_NODES)):
-        total = scale(row.estimate(read_communication), published.LINK_STEPS)
-        mean, printed = row.estimate(read_latency), _print_ms(there.mean_seconds)
+        total = scale(estimate_seconds(row, read_communication), published.LINK_STEPS)
+        mean, printed = estimate_seconds(row, read_latency), _print_ms(there.mean_seconds)
         lines += [
             Compared(f"{nodes}, {published.LINK_STEPS} steps", total, there.seconds, _print_ms(there.seconds)),
             Compared(f"{nodes}, mean call", mean, there.mean_seconds, printed),
@@ -240,7 +251,7 @@ def _describe_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -
 
 def _describe_parts(where: str, row: LinkRow) -> Iterator[str]:
     """How long a step communicates and how much of that is waiting, which the published profile does not have."""
-    total, waiting = row.estimate(read_communication), row.estimate(read_waiting_share)
+    total, waiting = estimate_seconds(row, read_communication), row.estimate(read_waiting_share)
     if total is None or waiting is None:
         return
     bandwidth = row.trained_bandwidth
@@ -255,10 +266,10 @@ def _describe_parts(where: str, row: LinkRow) -> Iterator[str]:
 
 def _predict(inside: LinkRow, between: LinkRow) -> Iterator[str]:
     """What a slower link alone would cost, where it could not be measured."""
-    seconds = inside.estimate(read_communication)
+    seconds = estimate_seconds(inside, read_communication)
     if seconds is None or between.is_measured:
         return
-    links = published.NODE_LINK_BYTES_PER_SECOND / published.NETWORK_BYTES_PER_SECOND
+    links = published.find_link_ratio()
     yield (
         f"Prediction, not measured: over a link {links:.0f} times slower, as published, the same communication would"
         f" take {say_wide('seconds', scale(seconds, links))} per step."
