@@ -7,7 +7,7 @@ import pytest
 from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.fetches import FetchSeries, group_fetches
 from scalelab.recipes.evidence import UNTOLD
-from scalelab.recipes.polaris.formats import compare_patterns, doubt_faster, drop_impossible, judge_slow
+from scalelab.recipes.polaris.formats import add_epochs, compare_patterns, doubt_faster, drop_impossible, judge_slow
 from scalelab.records.observations import Fetch, RankReport, ReadingReport
 from scalelab.records.tasks import Pass
 from scalelab.records.trial import Status, TrialResult
@@ -50,6 +50,12 @@ def test_the_first_epoch_decides_as_later_ones_may_read_what_is_kept(
     assert ("not for decompressing as such" in slow) is ("instead of once per sample" in verdict)
     assert judge_slow(Estimate(value=1.1, low=0.9, high=1.3), make_series(*naive), make_series(*lazy)) == UNTOLD
     assert ("data stay in memory" in words) is is_kept
+
+
+def test_a_slower_first_epoch_is_in_the_sum_of_all() -> None:
+    total = add_epochs(Estimate(value=1.65, low=1.5, high=1.7), Estimate(value=1.4, low=1.3, high=1.5), 5)
+    assert total.value == pytest.approx(7.25)
+    assert total.ends == pytest.approx((6.7, 7.7))
 
 
 def test_nothing_is_compared_without_both() -> None:

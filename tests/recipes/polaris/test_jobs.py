@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalelab.recipes.feasibility import NO_BATCH_SYSTEM
-from scalelab.recipes.polaris.jobs import describe_job, make_submitted
+from scalelab.recipes.polaris.jobs import describe_job, make_submitted, quote_refusal
 from scalelab.recipes.reproduce import Reproduce
 from scalelab.records.launchers import BatchNote
 from scalelab.records.store import RunStore, find_runs
@@ -145,6 +145,24 @@ def test_what_became_of_the_job_is_said_with_its_number() -> None:
     note = BatchNote(scheduler="pbs", job="7.host")
     lost = TrialResult(trial=trial, status=Status.CRASHED, reason="it fell", batch=note)
     assert describe_job(lost).startswith("A job of 2 nodes was submitted to pbs as job 7.host and crashed: it fell")
+
+
+UNREACHED = "sbatch: fatal: Could not establish a configuration source"
+
+
+@pytest.mark.parametrize("reason", [UNREACHED, f"{'sbatch: error: Unknown host ' * 9}{UNREACHED}"])
+def test_a_client_without_a_batch_system_rejected_nothing(reason: str) -> None:
+    (trial,) = make_submitted("small", "slurm").plan()
+    result = TrialResult(trial=trial, status=Status.NOT_RUN, reason=reason, batch=BatchNote(scheduler="slurm"))
+    assert describe_job(result).startswith("Not submitted: slurm's client is here, but no batch system is reachable")
+    assert list(quote_refusal(result)) == [f"In the words of slurm: {reason}."]
+
+
+def test_a_refusal_is_quoted_once() -> None:
+    (trial,) = make_submitted("small", "pbs").plan()
+    refused = TrialResult(trial=trial, status=Status.NOT_RUN, reason=LIMITS, batch=BatchNote(scheduler="pbs"))
+    assert f"rejected: {LIMITS}" in describe_job(refused)
+    assert list(quote_refusal(refused)) == []
 
 
 def test_without_pbs_it_is_said_that_the_job_is_for_pbs() -> None:

@@ -232,7 +232,11 @@ def make_parts_table(series: Mapping[str, FetchSeries]) -> Table | None:
         make_column("latency", "copy_seconds", "copy", lambda row: row[1].copy_seconds, shows_interval=False),
         seconds_column("epoch_seconds", "epoch", lambda row: row[1].epoch_seconds),
         title="Reading alone",
-        notes=(INTERVAL_NOTE, "fetch, copy: of a shuffled batch; epoch: fetching alone, after the first"),
+        notes=(
+            INTERVAL_NOTE,
+            "fetch, copy: of a shuffled batch; epoch: fetching alone, after the first",
+            "lazy: read on demand, by batches; eager: all read up front; naive: on demand, sample by sample",
+        ),
     )
     return table if rows else None
 
@@ -260,7 +264,7 @@ def _describe_cause(series: Mapping[str, FetchSeries]) -> Iterator[str]:
     naive = series.get(AS_PUBLISHED[GZIP])
     if naive is None or naive.main is None or naive.amplification is None:
         return
-    total = scale(naive.main.epoch_seconds, published.FORMAT_EPOCHS)
+    total = add_epochs(naive.main.first_epoch_seconds, naive.main.epoch_seconds, published.FORMAT_EPOCHS)
     more = published.FORMAT_SECONDS[GZIP] - published.FORMAT_SECONDS["in memory"]
     yield (
         f"The cause is read amplification: {naive.chunks}, so reading a sample inflates {naive.amplification:.3g} times"
@@ -268,6 +272,15 @@ def _describe_cause(series: Mapping[str, FetchSeries]) -> Iterator[str]:
         f" {naive.trial.num_ranks} ranks (published: {print_seconds(more)} more than from memory, on"
         f" {published.NUM_RANKS})."
     )
+
+
+def add_epochs(first: Estimate, later: Estimate, num_epochs: int) -> Estimate:
+    """The first epoch and later ones; ends are added, as both are of the same launches."""
+    rest = later.map(lambda seconds: (num_epochs - 1) * seconds)
+    value = first.value + rest.value
+    if first.low is None or first.high is None or rest.low is None or rest.high is None:
+        return Estimate(value=value)
+    return Estimate(value=value, low=first.low + rest.low, high=first.high + rest.high)
 
 
 def _describe_copy(series: Mapping[str, FetchSeries]) -> Iterator[str]:
