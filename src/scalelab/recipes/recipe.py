@@ -79,6 +79,8 @@ class Main(NamedTuple):
     """Whether it can be compared across machines although its quantity has a unit."""
     is_alike: bool = True
     """Whether the setup lets them compare: not with another network, nor with ranks that share cores."""
+    is_forecast: bool = False
+    """Whether ours was computed, not measured."""
 
 
 class Question(NamedTuple):

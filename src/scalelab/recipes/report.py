@@ -167,7 +167,14 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
     comparable = [verdict for verdict in verdicts if verdict not in (None, OTHER_SETUP)]
     num_agree, num_wide = comparable.count(AGREES), comparable.count(IMPRECISE)
     wide = f", {num_wide} {'is' if num_wide == 1 else 'are'} too imprecise to tell" if num_wide else ""
-    said = f"; {num_agree} of {format_count(len(comparable), 'comparable number')} agree{wide}" if comparable else ""
+    forecast = [
+        one.row.id
+        for one, verdict in zip(rows, verdicts, strict=True)
+        if verdict not in (None, OTHER_SETUP) and one.answer.main is not None and one.answer.main.is_forecast
+    ]
+    which_forecast = f" (a forecast: {', '.join(forecast)})" if forecast else ""
+    compared = f"{format_count(len(comparable), 'comparable number')}{which_forecast}"
+    said = f"; {num_agree} of {compared} agree{wide}" if comparable else ""
     to_measure = " with measurements" if num_rows < len(rows) else ""
     yield ROWS(
         "",
@@ -194,7 +201,7 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
                 ours=main.ours if main else None,
                 published=main.published if main else None,
                 verdict=verdict or one.state,
-                weight=DETAIL if main else ASIDE,
+                weight=DETAIL if main and not one.row.is_extra else ASIDE,
             )
 
 

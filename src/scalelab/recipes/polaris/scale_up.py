@@ -166,7 +166,7 @@ def answer_p8(size: Size, outcomes: Outcomes) -> Answer:
     what = f"d_model {LARGEST.d_model} in {LARGEST.dtype}"
     forecast = Compared(what, peak, LARGEST.memory_bytes, print_gigabytes(LARGEST.memory_bytes))
     return Answer(
-        main=Main("bytes", f"forecast peak, d_model {LARGEST.d_model}", *forecast[1:], is_ratio=True),
+        main=Main("bytes", f"forecast peak, d_model {LARGEST.d_model}", *forecast[1:], is_ratio=True, is_forecast=True),
         tables=keep_tables(
             make_comparison_table(models),
             make_beside_table(

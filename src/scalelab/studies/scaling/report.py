@@ -285,7 +285,8 @@ def write_caption(answer: ScalingAnswer, failed: Sequence[Made]) -> str:
             f"{names}: fitted to {answer.strategy} on ranks with cores of their own, over {answer.strategy} × 1."
         )
     if any(arm.trial.is_oversubscribed for arm in answer.spread):
-        said.append("No line leads to oversubscribed ranks: the fit does not hold for them.")
+        why = ": the fit does not hold for them" if laws else ", which share cores"
+        said.append(f"No line leads to oversubscribed ranks{why}.")
     bases = [arm for arm in answer.arms.values() if arm.trial.strategy != answer.strategy and not arm.is_measured]
     missing = [*((row["key"], row["status"]) for row in failed), *((arm.label, describe_status(arm)) for arm in bases)]
     return " ".join([*said, *describe_failures(missing)])
