@@ -36,12 +36,12 @@ an hour. A control that is not "no difference" means that the machine was not qu
     throughput        scalelab run throughput --workload gpt2 --size tiny                                    1 min
     train             scalelab train --workload lenet --data digits --epochs 2                               1 min
     weak-scaling      scalelab run weak-scaling --workload lenet --batch-size-per-rank 64 --ranks 1 2             1 min
-    gpt2              scalelab reproduce gpt2 --size small                                                   3 min
+    gpt2              scalelab reproduce gpt2 --size small                                                   4 min
     parallelism       scalelab reproduce parallelism                                                         3 min
-    polaris           scalelab reproduce polaris --size small                                     (as root)  9 min
+    polaris           scalelab reproduce polaris --size small                                     (as root)  6 min
     quantization      scalelab reproduce quantization                                                        1 min
-    resnet            scalelab reproduce resnet --size small                                                 5 min
-    scaling           scalelab reproduce scaling --size small                                                2 min
+    resnet            scalelab reproduce resnet --size small                                                 7 min
+    scaling           scalelab reproduce scaling --size small                                                6 min
 
 Pages whose report was taken with scalelab 0.1.0, or on a busy machine, say so: drop that from the page when its report
 is retaken.
