@@ -344,7 +344,8 @@ def measure_bubble(launcher: LocalLauncher, directory: Path, schedule: Any, num_
     if not result.ranks or result.ranks[0].pipeline is None:
         raise SystemExit(f"{trial.configuration}: {result.reason}")
     watched = [rank.pipeline for rank in result.ranks if rank.pipeline is not None]
-    return statistics.fmean(one.idle_share or 0.0 for one in watched), watched[0].bubble or 0.0
+    idle = [share for one in watched for share in one.idle_shares]
+    return statistics.fmean(idle), watched[0].bubble or 0.0
 
 
 def compare_strategies(names: list[str]) -> list[str]:
