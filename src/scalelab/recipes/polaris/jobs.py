@@ -153,11 +153,6 @@ MEANINGS = {
 
 MOST_QUOTED = 160
 """Characters of a rejection that the answer itself quotes."""
-UNREACHABLE = re.compile(
-    r"could not establish a configuration source|unable to contact slurm controller|cannot connect to server",
-    re.IGNORECASE,
-)
-"""What sbatch and qsub say without a server: nothing refused the job."""
 
 
 def make_p9(size: Size) -> Row:
@@ -217,22 +212,19 @@ def describe_job(result: TrialResult) -> str:
         )
     elif note is None:
         where = f"No job of {NUM_NODES} nodes was submitted: {result.reason}"
-    elif UNREACHABLE.search(result.reason):
-        where = (
-            f"Not submitted: {note.scheduler}'s client is here, but no batch system is reachable, so the job could not"
-            " be tried"
-        )
     elif len(result.reason) <= MOST_QUOTED:
         where = f"{submitted} and rejected: {result.reason}"
     else:
-        where = f"Not submitted: {note.scheduler}, the batch system found here, accepted no job of {NUM_NODES} nodes"
+        where = (
+            f"Not submitted: the submit command of {note.scheduler} is here, but it submitted no job of {NUM_NODES}"
+            " nodes; row P9 quotes it"
+        )
     return f"{where} (published: {published.REJECTION.replace('`', '')})."
 
 
 def quote_refusal(result: TrialResult) -> Iterator[str]:
     """What the batch system, or its client, said where it took no job and the answer itself does not quote it."""
-    is_quoted = len(result.reason) <= MOST_QUOTED and not UNREACHABLE.search(result.reason)
-    if result.batch is not None and not result.batch.job and not is_quoted:
+    if result.batch is not None and not result.batch.job and len(result.reason) > MOST_QUOTED:
         yield f"In the words of {result.batch.scheduler}: {result.reason}."
 
 
