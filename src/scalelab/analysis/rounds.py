@@ -110,7 +110,7 @@ def _solve(precision: Floats, factor: Floats, values: Floats) -> Floats:
     product = diagonal * values
     product[:, 1:] += beside[:, 1:] * values[:-1]
     product[:, :-1] += beside[:, 1:] * values[1:]
-    solved: Floats = cho_solve_banded((factor, False), product.reshape(-1), check_finite=False)
+    solved: Floats = cho_solve_banded((factor, False), product.reshape(-1))
     return solved.reshape(product.shape)
 
 
@@ -231,7 +231,8 @@ def _search_average(data: Floats, rank: int) -> float:
     below, up_to = np.zeros_like(own), num - own
     while int((between := up_to - below).sum()) > FEW_PAIRS:
         rows = np.flatnonzero(between)
-        middles = (data[rows] + data[rows + below[rows] + between[rows] // 2]) / 2
+        half = between[rows] // 2
+        middles = (data[rows] + data[rows + below[rows] + half]) / 2
         middle = _weigh_median(middles, between[rows])
         if int((counted := count(middle + rounding)).sum()) <= rank:
             below = counted

@@ -106,10 +106,9 @@ def _add_alike(messages: Sequence[Message]) -> list[Message]:
     """One message for all of a kind, purpose, phase and axis: a schedule mixes forward and backward."""
     found: dict[tuple[str, ...], Message] = {}
     for message in messages:
-        before = found.get(_key(message))
-        count = message.count + (before.count if before else 0)
-        payload = (message.payload_bytes or 0) + (before.payload_bytes or 0 if before else 0)
-        found[_key(message)] = replace(message, payload_bytes=payload, count=count)
+        alike = [one for one in (found.get(_key(message)), message) if one is not None]
+        payload = sum(one.payload_bytes or 0 for one in alike)
+        found[_key(message)] = replace(message, payload_bytes=payload, count=sum(one.count for one in alike))
     return list(found.values())
 
 
