@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from scalelab.analysis.batch_limits import fit_saturation
@@ -74,3 +76,23 @@ def test_a_sample_that_may_cost_nothing_has_a_throughput_without_an_upper_end() 
     assert fit.most_samples_per_second is not None
     assert fit.most_samples_per_second.value == pytest.approx(1 / fit.sample_seconds.value)
     assert fit.most_samples_per_second.high is None
+
+
+def test_rounds_that_differ_in_one_cost_leave_the_other_exact() -> None:
+    """Fixed costs of 10, 11 and 12 ms: Student's t of two degrees of freedom times 1 ms over √3."""
+    fit = fit_saturation({batch: [[0.010 + 0.001 * n + 0.001 * batch] for n in range(3)] for batch in (4, 8)})
+    assert fit is not None
+    assert fit.half_batch is not None
+    arm = 4.302653 / math.sqrt(3)
+    assert fit.fixed_seconds.half_width == pytest.approx(0.001 * arm, rel=1e-5)
+    assert fit.sample_seconds.half_width == pytest.approx(0, abs=1e-9)
+    assert fit.half_batch.half_width == pytest.approx(arm, rel=1e-5)
+    assert fit.largest_batch == 8
+
+
+def test_steps_that_get_shorter_with_the_batch_have_samples_for_nothing() -> None:
+    fit = fit_saturation({4: [[0.012]], 8: [[0.010]]})
+    assert fit is not None
+    assert (fit.sample_seconds.value, fit.half_batch, fit.most_samples_per_second, fit.saturated_batch) == (
+        0.0, None, None, None,
+    )  # fmt: skip

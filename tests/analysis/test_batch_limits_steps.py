@@ -9,6 +9,7 @@ from scalelab.analysis.batch_limits import (
     Probe,
     _count_surprises,
     _doubt_slope,
+    _follow_hint,
     _guess_batch,
     _step_back,
     choose_next_batch,
@@ -117,3 +118,109 @@ def test_a_probe_that_ran_beyond_its_line_is_a_surprise() -> None:
     assert _count_surprises([*on_line(10, 20), probe(950, GB)], GB) == 1
     assert _count_surprises([*on_line(10, 20), probe(900, GB)], GB) == 0
     assert _count_surprises([*on_line(10, 20), probe(950, fits=False)], GB) == 0
+
+
+@pytest.mark.parametrize(("limit", "sample"), [(1, 1), (2, 1), (1000, 0)])
+def test_a_forecast_that_leaves_no_room_begins_with_one(limit: int, sample: int) -> None:
+    hint = MemoryLine(fixed_bytes=0, sample_bytes=sample, lever=48)
+    assert choose_next_batch([], limit_bytes=limit, hint=hint) == 1
+
+
+def test_a_forecast_is_followed_by_what_the_first_probe_took_beyond_it() -> None:
+    """(900 − 90) / 450 = 1.8, and the mean with 1 is 1.4: nine tenths of 100 are 64 samples."""
+    hint = MemoryLine(fixed_bytes=90, sample_bytes=1, lever=48)
+    assert _follow_hint([probe(450, 900)], hint, 1000) == 450 + 64
+    assert _follow_hint([probe(1, 900)], FORECAST, 1000) == 1 + 1
+    assert _follow_hint([probe(1, 100), probe(2, 900)], FORECAST, 1000) == 2 + 1
+
+
+@pytest.mark.parametrize(("last", "following"), [(950, 550 + 90), (951, None)])
+def test_a_third_approach_needs_a_twentieth_of_the_limit(last: int, following: int | None) -> None:
+    assert _follow_hint([probe(450, 900), probe(550, last)], FORECAST, 1000) == following
+
+
+@pytest.mark.parametrize(
+    "probes",
+    [
+        [probe(4, 100), probe(8, 200), probe(16, 400)],
+        [probe(4, 100), probe(8, fits=False)],
+        [probe(4)],
+        [probe(4, 100), probe(8)],
+        [probe(4, 100), probe(8, 100)],
+        [probe(4, 100), probe(4, 120)],
+    ],
+    ids=["third", "failed", "unknown", "last unknown", "flat", "same"],
+)
+def test_a_forecast_is_left_where_it_says_nothing(probes: list[Probe]) -> None:
+    assert _follow_hint(probes, FORECAST, 1000) is None
+
+
+def test_without_a_limit_or_a_slope_no_forecast_is_followed() -> None:
+    assert _follow_hint([probe(4, 100)], FORECAST, None) is _follow_hint([probe(4, 100)], None, 1000) is None
+    assert _follow_hint([probe(4, 100)], MemoryLine(fixed_bytes=0, sample_bytes=0, lever=1), 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "is_near", "lever"), [(0, False, 25), (1, False, 25), (2, False, 2), (0, True, 2)]
+)
+def test_a_line_is_drawn_from_three_quarters_and_from_nearby_once_it_has_failed_twice(
+    num_failed: int, is_near: bool, lever: int
+) -> None:
+    known = [probe(50, 200), probe(75, 210), probe(98, 290), probe(99, 295), probe(100, 300)]
+    line = draw_line([*known, *(probe(120 + n, fits=False) for n in range(num_failed))], is_near=is_near)
+    assert line is not None
+    assert line.lever == lever
+
+
+@pytest.mark.parametrize(("peak", "following"), [(0, 200), (1, 200), (2, 100)])
+def test_a_first_peak_of_next_to_nothing_divides_the_limit_too(peak: int, following: int) -> None:
+    assert _guess_batch([probe(2, peak)], 2, 100, is_near=False) == following
+
+
+def test_after_a_failure_one_probe_is_followed_by_one_more_at_least() -> None:
+    assert _guess_batch([probe(2, 100), probe(50, fits=False)], 2, 110, is_near=False) == 3
+
+
+def test_probes_that_differ_by_noise_are_followed_by_fifteen_times_the_largest() -> None:
+    """Two samples of 1 MB are twice the noise; one is less. 888 MB are left at 1 + 0.02 + 2 / 2 MB a sample."""
+    assert _guess_batch(on_line(10, 12), 12, GB, is_near=False) == 12 + int(888 / 2.02)
+    assert _guess_batch(on_line(10, 11), 11, GB, is_near=False) == 11 + 15 * 11
+
+
+def test_the_next_is_one_more_at_least_and_twice_as_many_after_a_surprise() -> None:
+    assert _guess_batch(on_line(100, 900), 900, GB + MB // 2, is_near=False) == 901
+    surprise = [*on_line(10, 20), probe(950, 999 * MB)]
+    assert _guess_batch(surprise, 950, GB, is_near=False) == 952
+
+
+@pytest.mark.parametrize(("left", "ahead"), [(38, 38), (58, 56)])
+def test_less_than_a_sample_of_doubt_is_none(left: int, ahead: int) -> None:
+    """The slope is doubted by 2 % and by two noises over 300 samples: 0.9 of 38 samples, and 1.3 of 58."""
+    failed = [*on_line(100, 400), probe(950, fits=False)]
+    assert _guess_batch(failed, 400, (500 + left) * MB, is_near=False) == 400 + ahead
+
+
+def test_a_single_failure_is_stepped_back_from_by_two_percent() -> None:
+    assert _step_back([probe(200, fits=False)], 0, 200) == 200 - 4
+
+
+def test_a_search_is_close_only_if_it_knows_of_a_limit_or_a_failure() -> None:
+    line = [probe(50, 500), probe(100, 1000)]
+    assert is_close(line, 1000, 0.1)
+    assert not is_close(line, None, 0.1)
+    assert not is_close(line[:1], 1000, 0.1)
+    assert not is_close([probe(100, fits=False)], 1000, 0.1)
+
+
+def test_two_failures_in_a_row_are_stepped_back_from_by_half_and_one_leaves_the_guess() -> None:
+    """The line sees 487 more on the safe side; between 400 and 920 half-way is 660."""
+    once = [*on_line(100, 400), probe(950, fits=False)]
+    assert choose_next_batch(once, limit_bytes=GB) == 400 + int(500 / (1.02 + 2 / 300))
+    assert choose_next_batch([*once, probe(920, fits=False)], limit_bytes=GB) == 920 - 260
+
+
+@pytest.mark.parametrize(("failed", "following"), [(790, 789), (789, 789 - 8)])
+def test_a_guess_of_what_has_failed_is_stepped_back_from(failed: int, following: int) -> None:
+    """400 MB at 1.02 + 1.8 / 300 MB a sample are 389 more than 400."""
+    probes = [*on_line(100, 400), probe(failed, fits=False)]
+    assert choose_next_batch(probes, limit_bytes=900 * MB) == following

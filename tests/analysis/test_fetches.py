@@ -87,3 +87,31 @@ def test_trainings_are_left_out() -> None:
     task = Measure(dataset=make_reading_trial().dataset)
     trial = replace(make_reading_trial(), workload="transformer", strategy="single", task=task)
     assert group_fetches([TrialResult(trial=trial, status=Status.COMPLETED)]) == {}
+
+
+def test_what_no_rank_measured_is_unknown_and_less_memory_than_before_is_nothing_more() -> None:
+    result = make_result([make_fetch(0, 0, batch, 0.1) for batch in range(10)])
+    ranks = (
+        RankReport(rank=1, start_memory_bytes=100, peak_memory_bytes=90, reading=replace(REPORT, num_samples=41)),
+        RankReport(rank=0, start_memory_bytes=100, reading=replace(REPORT, file_bytes=7)),
+    )
+    (series,) = group_fetches([replace(result, ranks=ranks)]).values()
+    assert (series.peak_bytes, series.file_bytes, series.private_bytes) == (0, 7, None)
+    assert series.num_samples == 40, "as rank 0 says"
+    assert (series.open_seconds, series.write_seconds, series.resident_share) == (None, None, None)
+    (silent,) = group_fetches([replace(result, ranks=())]).values()
+    assert (silent.peak_bytes, silent.num_samples) == (None, silent.dataset.num_samples)
+    assert silent.sample_bytes == silent.dataset.sample_bytes
+
+
+def test_a_batch_in_twenty_is_later_than_the_centre_of_the_launches_quantiles() -> None:
+    launches = [
+        make_result([make_fetch(0, 0, batch, 0.01 * (batch + number)) for batch in range(21)], round=number)
+        for number in (1, 2, 4)
+    ]
+    (series,) = group_fetches(launches).values()
+    assert series.main is not None
+    assert [len(launch) for launch in series.main.fetch] == [21, 21, 0, 21]
+    assert series.main.late_seconds.value == pytest.approx(0.01 * (19 + 2.25)), "the centre of 1, 2 and 4"
+    assert series.main.slowest_seconds == pytest.approx(0.24)
+    assert series.failure is None

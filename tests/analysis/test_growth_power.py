@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.analysis.growth import find_exponent, fit_power
+from scalelab.analysis.growth import find_exponent, fit_power, from_rounded
 
 
 @given(st.floats(-3, 3), st.floats(1e-6, 1e6), st.sets(st.integers(1, 4096), min_size=2, max_size=5))
@@ -65,3 +65,19 @@ def test_sizes_that_share_no_round_have_an_exponent_without_an_interval() -> Non
     assert fit is not None
     assert fit.exponent.value == pytest.approx(1.0)
     assert fit.exponent.low is None
+
+
+def test_the_residual_is_that_of_the_line_through_the_logs() -> None:
+    """Of 1, 3 and 4 at 1, 2 and 4 the line doubles with the size, and its middle is their geometric mean."""
+    fit = fit_power({1: [[1.0]], 2: [[3.0]], 4: [[4.0]]})
+    assert fit is not None
+    middle = 12 ** (1 / 3)
+    assert fit.exponent.value == pytest.approx(1.0)
+    errors = (middle / 2 - 1, middle / 3 - 1, 2 * middle / 4 - 1)
+    assert fit.residual_ratio == pytest.approx((sum(error**2 for error in errors) / 3) ** 0.5)
+
+
+@pytest.mark.parametrize(("decimals", "half"), [(0, 0.5), (1, 0.05), (3, 0.0005)])
+def test_a_rounded_number_may_have_been_half_a_digit_off(decimals: int, half: float) -> None:
+    found = from_rounded(2.5, decimals)
+    assert (found.low, found.value, found.high) == (pytest.approx(2.5 - half), 2.5, pytest.approx(2.5 + half))

@@ -32,6 +32,13 @@ def test_only_seeds_that_both_have_are_compared() -> None:
         (-0.003, -0.004, -0.002, AccuracyChange.NO_DIFFERENCE),
         (-0.02, -0.10, 0.06, AccuracyChange.UNRESOLVED),
         (-0.5, None, None, AccuracyChange.UNRESOLVED),
+        (-0.5, -0.6, None, AccuracyChange.UNRESOLVED),
+        (0.5, None, 0.6, AccuracyChange.UNRESOLVED),
+        (-0.1, -0.2, 0.0, AccuracyChange.UNRESOLVED),
+        (0.1, 0.0, 0.2, AccuracyChange.UNRESOLVED),
+        (0.0, -0.01, 0.009, AccuracyChange.UNRESOLVED),
+        (0.0, -0.009, 0.01, AccuracyChange.UNRESOLVED),
+        (0.0, -0.009, 0.009, AccuracyChange.NO_DIFFERENCE),
     ],
 )
 def test_verdicts(value: float, low: float | None, high: float | None, verdict: AccuracyChange) -> None:

@@ -160,3 +160,31 @@ def test_a_ratio_of_means_has_the_ends_at_which_the_difference_may_be_nothing() 
     assert found.low is not None
     assert found.high is not None
     assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(
+    ("levels", "num_steps", "arm"),
+    [
+        ((1.0, 2.0), 5, 12.706205 / 2),  # one training: blocks of five steps
+        ((1.0,), 9, None),
+        ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0), 10, 2.570582 * math.sqrt(3.5 / 6)),  # six trainings are the blocks
+        ((1.0, 2.0, 3.0, 4.0, 5.0), 10, 2.262157 * math.sqrt(20 / 9 / 10)),  # of five, ten blocks of steps
+    ],
+)
+def test_six_trainings_are_the_blocks_of_the_interval_and_of_fewer_five_steps_each(
+    levels: tuple[float, ...], num_steps: int, arm: float | None
+) -> None:
+    """Without noise: the squared norm of the gradient is the level of the steps."""
+    runs = [[GradientSquares(level, level)] * num_steps for level in levels]
+    found = estimate_noise_scale([runs[0] + runs[1]] if len(levels) == 2 else runs, 1, 2)
+    assert found is not None
+    assert found.gradient_square.value == pytest.approx(sum(levels) / len(levels))
+    assert found.gradient_square.half_width == (None if arm is None else pytest.approx(arm, rel=1e-5))
+
+
+def test_a_gradient_of_nothing_on_average_has_no_noise_scale_and_a_doubtful_one_no_end() -> None:
+    assert _divide_means(np.array([1.0, 1.0]), np.array([1.0, -1.0])) is None
+    doubtful = _divide_means(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    assert doubtful == Estimate(value=1.0)
+    with pytest.raises(ValueError, match="small_batch must be < large_batch, got 0 and 8"):
+        estimate_noise_scale([[GradientSquares(1.0, 1.0)]], 0, 8)

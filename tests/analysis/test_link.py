@@ -181,3 +181,17 @@ def test_a_size_is_named_from_a_quarter_off_its_line_on(factor: float, num_misfi
     assert line is not None
     assert len(line.misfits) == num_misfits
     assert line.residual_ratio == pytest.approx(abs(factor - 1) / 13**0.5, rel=0.15)
+
+
+def test_rounds_whose_coefficients_move_together_know_the_half_bandwidth_size() -> None:
+    """By a tenth each: Student's t of two degrees of freedom over √3."""
+    line = fit_line({size: [[(ALPHA + BETA * size) * np.exp(0.1 * n)] for n in range(3)] for size in SIZES})
+    assert line is not None
+    assert line.latency_seconds is not None
+    assert line.latency_seconds.high is not None
+    assert line.half_bytes is not None
+    arm = 4.302653 * 0.1 / np.sqrt(3)
+    assert line.latency_seconds.high / line.latency_seconds.value == pytest.approx(np.exp(arm), rel=1e-5)
+    assert line.byte_seconds is not None
+    assert line.byte_seconds.high == pytest.approx(line.byte_seconds.value * np.exp(arm), rel=1e-5)
+    assert line.half_bytes.half_width == pytest.approx(0, abs=1e-4 * ALPHA / BETA)

@@ -56,3 +56,16 @@ def test_the_backend_follows_the_device_unless_it_is_named() -> None:
     found = [group_transfers([TrialResult(trial=t, status=Status.COMPLETED)])["broadcast-2"] for t in trials]
     assert [series.backend for series in found] == ["gloo", "nccl", "mpi"]
     assert not any(series.is_measured for series in found)
+
+
+def test_a_timing_that_took_no_time_is_left_out() -> None:
+    result = make_result_of("all_reduce", (0, 8, 0, 1, 0.0), (1, 8, 0, 1, 0.0), (0, 8, 1, 1, 0.0), (1, 8, 1, 1, 0.5))
+    assert read_call_seconds(result) == {8: [0.5]}
+
+
+def test_a_message_between_two_of_four_ranks_is_timed_by_both() -> None:
+    trial = make_exchange_trial("point_to_point", 4, (8,))
+    timings = [(0, 0, 1.0), (1, 0, 3.0), (0, 1, 2.0)]
+    lines = tuple(Transfer(rank, "point_to_point", 8, repeat, 1, 0.0, s) for rank, repeat, s in timings)
+    found = read_call_seconds(TrialResult(trial=trial, status=Status.COMPLETED, transfers=lines))
+    assert found == {8: [1.0]}, "rank 1 did not complete the second"
