@@ -101,3 +101,42 @@ def test_adam_in_float32_has_states_of_sixteen_bytes_a_parameter() -> None:
 @pytest.mark.parametrize(("changes", "alive"), [([(1, 5), (2, 5), (1, -5)], {2}), ([], set())])
 def test_what_was_not_released_is_alive(changes: list[tuple[int, int]], alive: set[int]) -> None:
     assert find_alive(make_events(*changes)) == alive
+
+
+def test_what_comes_before_the_step_only_fills_the_memory() -> None:
+    events = make_events((1, 100), (1, -100), (2, 10), (2, -10))
+    account = account_step(events, [PhaseMark(phase="begin", position=2), PhaseMark(phase="forward", position=4)], {})
+    assert (account.peak_bytes, account.phase_peaks) == (10, {"forward": 10})
+    assert [point.num_bytes for point in account.timeline] == [10, -10]
+
+
+def test_what_the_first_call_of_the_step_releases_is_the_rest_too() -> None:
+    events = make_events((9, 5), (9, -5), (1, 8))
+    marks = [PhaseMark(phase="begin", position=1), PhaseMark(phase="forward", position=3)]
+    found = account_step(events, marks, {})
+    assert [(point.category, point.num_bytes) for point in found.timeline] == [("rest", -5), ("output", 8)]
+
+
+def test_the_first_of_equal_peaks_is_the_peak_and_calls_after_the_last_mark_are_its_phases() -> None:
+    events = make_events((1, 8), (1, -8), (2, 8), (2, -8), (3, 1))
+    marks = [PhaseMark(phase="forward", position=2), PhaseMark(phase="backward", position=4)]
+    found = account_step(events, marks, {})
+    assert found.peak_phase == "forward"
+    assert [point.phase for point in found.timeline] == ["forward", "forward", "backward", "backward", "backward"]
+
+
+def test_an_allocation_of_nothing_is_not_there() -> None:
+    assert account_step(make_events((1, 0)), [], {}).timeline == []
+    assert find_alive(make_events((1, 0), (2, 1))) == {2}
+
+
+def test_what_a_mark_names_was_made_before_it_and_is_released_after_it() -> None:
+    """An address may be given out again: the second piece at 1 is made after the mark that names the first."""
+    marks = [
+        PhaseMark(phase="input", position=0, named={1: "gradients"}),
+        PhaseMark(phase="forward", position=1),
+        PhaseMark(phase="backward", position=2),
+    ]
+    found = account_step(make_events((1, 1), (1, -1)), marks, {})
+    assert [point.category for point in found.timeline] == ["output", "output"]
+    assert (found.by_category, found.phase_peaks) == ({"output": 1}, {"forward": 1, "backward": 0})

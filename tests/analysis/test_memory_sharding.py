@@ -11,13 +11,15 @@ from scalelab.analysis.memory_sharding import (
     MemoryRecording,
     Sharding,
     UnitMark,
+    _Replay,
     adapt_to_mesh,
+    find_largest_share,
     find_row_share,
     shard_recording,
     shard_standing,
 )
 from scalelab.records.strategies import ALL_PARTS, STRATEGIES
-from scalelab.records.strategy import MemoryRules, Mesh
+from scalelab.records.strategy import MemoryRules, Mesh, StatePart
 
 UNIT = 100
 STANDING = {"parameters": 2 * UNIT, "optimizer": 4 * UNIT}
@@ -188,3 +190,36 @@ def test_a_strategy_of_axes_keeps_only_the_rules_of_those_that_its_mesh_has() ->
     assert (sharded.memory, sharded.shards) == (tp.memory, ALL_PARTS)
     assert added.memory == replace(tp.memory, forward="", forward_end="", backward="")
     assert added.shards == ALL_PARTS
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"), [((5, 4, 3), 7 / 12), ((3, 4, 5), 7 / 12), ((9, 1, 1), 9 / 11), ((), 1.0), ((0, 0), 1.0)]
+)
+def test_whole_parameters_go_to_the_rank_with_the_least_so_far(sizes: tuple[int, ...], share: float) -> None:
+    assert find_largest_share(sizes, 2) == pytest.approx(share)
+
+
+def test_without_parameters_the_first_rank_has_all_of_nothing() -> None:
+    assert find_row_share([], 4) == 1.0
+    assert find_row_share([(0, 0), (4, 400)], 4) == 0.25
+
+
+def cut(strategy: str, num_ranks: int, part: StatePart, share: float | None = None) -> int:
+    sharding = Sharding(
+        strategy=STRATEGIES[strategy], num_ranks=num_ranks, unit_bytes=(), gradient_bytes=0, largest_share=share
+    )
+    return sharding.cut(part, 101)
+
+
+def test_a_share_is_rounded_up_and_that_of_the_fullest_rank_where_parts_are_uneven() -> None:
+    assert [cut("fsdp-full", num_ranks, "parameters") for num_ranks in (1, 2, 4)] == [101, 51, 26]
+    assert cut("fsdp-full", 2, "parameters", 0.6) == 51, "it cuts a flat list of numbers"
+    assert cut("fsdp2", 2, "parameters", 0.6) == cut("zero1", 2, "optimizer", 0.6) == 61
+    assert cut("fsdp2", 1, "parameters", 0.6) == cut("zero1", 2, "parameters", 0.6) == 101
+    assert cut("zero1", 2, "optimizer") == 51
+
+
+def test_the_unit_before_this_one_in_forward_is_the_next_in_backward() -> None:
+    sharding = Sharding(strategy=STRATEGIES["fsdp-full"], num_ranks=2, unit_bytes=(), gradient_bytes=0)
+    replay = _Replay(MemoryRecording([], []), sharding, order=[3, 1, 2])
+    assert [replay._find_next(unit) for unit in (2, 1, 3, 9)] == [1, 3, None, None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalelab.analysis.step_parts import PARTS, LaunchSteps, break_down, tabulate_steps
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.step_parts import PARTS, LaunchSteps, RankBreakdown, break_down, tabulate_steps
 from scalelab.records.trial import StepKind, StepSample
 
 
@@ -137,3 +138,57 @@ def test_one_long_step_does_not_move_the_parts() -> None:
     found = break_down([tabulate(samples)], [[[13.0], [13.0]]])
     assert found is not None
     assert found[0].parts["exposed"].value == 2
+
+
+@pytest.mark.parametrize(("seconds", "is_explained"), [(105.0, True), (105.1, False), (95.1, True), (94.9, False)])
+def test_a_rest_of_five_percent_is_still_explained(seconds: float, is_explained: bool) -> None:
+    """The parts add up to 99.75 s: of 105 s a twentieth is left, and 95 s are a twentieth too few."""
+    part, step = Estimate(value=99.75), Estimate(value=seconds)
+    found = RankBreakdown(rank=0, step=step, parts={"compute": part}, rest=Estimate(value=seconds - 99.75))
+    assert found.is_explained is is_explained
+
+
+def test_parts_are_means_over_the_middle_half_of_the_steps() -> None:
+    """Steps of 0 … 7 s more: the middle half is 2 … 5 more, whatever their order."""
+    samples = [
+        sample._replace(step_seconds=13.0 + 3 * sample.step % 8, backward_seconds=9.0 + 3 * sample.step % 8)
+        for sample in make_samples()
+    ]
+    launch = tabulate(samples)
+    assert sorted(3 * number % 8 for number in launch.middle) == [2, 3, 4, 5]
+    found = break_down([launch], [[[13.0, 14.0, 20.0], [13.0]]])
+    assert found is not None
+    assert found[0].parts["exposed"].value == pytest.approx(2 + 3.5)
+    assert (found[0].step.value, found[1].step.value) == (14.0, 13.0)
+    assert found[0].rest.value == pytest.approx(14.0 - 13.0 - 3.5)
+
+
+def test_a_launch_without_clean_steps_of_a_rank_does_not_count() -> None:
+    launches = [tabulate(make_samples()), tabulate(make_samples()), None]
+    found = break_down(launches, [[[13.5], [13.5]], [[99.0], []], [[1.0], [1.0]]])
+    assert found is not None
+    assert [rank.step.value for rank in found] == [13.5, 13.5]
+    assert break_down([None], [[[1.0], [1.0]]]) is None
+
+
+def test_a_gap_of_half_a_second_is_no_more() -> None:
+    samples = [sample._replace(ready_seconds=11.5) for sample in make_samples()]
+    assert read_parts(tabulate(samples), 0) == {
+        "input": 1, "compute": 11.5, "exposed": 0.5, "waiting": 0, "stalled": 0,
+    }  # fmt: skip
+
+
+def test_ranks_wait_for_buffers_no_longer_than_their_forward_took() -> None:
+    samples = [
+        sample._replace(start_seconds=sample.start_seconds + (100.0 if sample.rank == 0 else 0.0))
+        for sample in make_samples()
+    ]
+    waiting = tabulate(samples, waits_for_buffers=True).buffer_waiting
+    assert waiting[0].tolist() == [0.0, 2.0]
+
+
+def test_only_phase_timed_steps_that_ended_count() -> None:
+    samples = make_samples()
+    samples[-1] = samples[-1]._replace(optimizer_seconds=None)
+    samples[0] = samples[0]._replace(kind=StepKind.CLEAN)
+    assert len(tabulate(samples).start) == 6

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.stats import estimate_median
 from scalelab.analysis.step_parts import (
     SMALLEST_EXCESS,
+    Excess,
     LaunchSteps,
+    _choose_other,
     _estimate_excess,
     find_excesses,
     find_quiet_step,
@@ -126,3 +129,39 @@ def test_the_interval_of_one_launch_lies_around_the_difference_of_its_levels() -
     assert (found.low, found.high) == (pytest.approx(middle.low + 0.2), pytest.approx(middle.high + 0.2))
     assert found.low < found.value < found.high
     assert _estimate_excess([steps[:2]], levels, 0, 1).low is None
+
+
+@pytest.mark.parametrize(
+    ("low", "share", "is_alarm"), [(0.001, 0.03, True), (0.0, 0.03, False), (0.001, 0.0299, False), (None, 0.5, False)]
+)
+def test_an_alarm_is_sure_and_three_percent_of_the_step(low: float | None, share: float, is_alarm: bool) -> None:
+    high = None if low is None else 1.0
+    seconds = Estimate(value=0.1, low=low, high=high)
+    found = Excess(rank=0, other=1, phase="input", seconds=seconds, share=Estimate(value=share))
+    assert found.is_alarm is is_alarm
+
+
+@pytest.mark.parametrize(("rank", "other"), [(0, 3), (1, 0), (2, 3), (3, 0)])
+def test_a_rank_is_compared_with_the_lower_median_of_the_others(rank: int, other: int) -> None:
+    assert _choose_other(np.array([3.0, 1.0, 9.0, 2.0]), rank) == other
+    assert _choose_other(np.array([3.0, 1.0, 9.0]), 0) == 1
+    assert _choose_other(np.array([3.0, 1.0]), 1) == 0
+
+
+def test_an_excess_is_over_rounds_that_of_the_lower_quartiles() -> None:
+    """Of five steps the lower quartile is the second; the share is of the quiet step, 1 s of the slowest rank."""
+    launches = [make_launch(seed, noise=0.0, excess={(0, "forward"): 0.1 * (seed + 1)}) for seed in range(3)]
+    found = find_excesses(launches)[0]
+    assert (found.rank, found.phase, found.seconds.value) == (0, "forward", pytest.approx(0.2))
+    assert found.seconds.half_width == pytest.approx(4.302653 * 0.1 / np.sqrt(3), rel=1e-5)
+    quiet = sum(OWN.values()) + EXCHANGE + 0.2
+    assert find_quiet_step(launches) == pytest.approx(quiet)
+    assert found.share.value == pytest.approx(0.2 / quiet)
+    steps = np.array([[1.0, 0.0], [2.0, 0.0], [5.0, 0.0], [7.0, 0.0], [9.0, 0.0]])
+    assert _estimate_excess([steps] * 2, np.array([[2.0, 0.5], [2.0, 0.5]]), 0, 1).value == 1.5
+
+
+def test_ten_steps_of_one_launch_have_an_interval_and_nine_none() -> None:
+    steps, levels = np.arange(22.0).reshape(11, 2) ** 1.5, np.array([[1.0, 0.0]])
+    assert _estimate_excess([steps[:10]], levels, 0, 1).low is not None
+    assert _estimate_excess([steps[:9]], levels, 0, 1).low is None
