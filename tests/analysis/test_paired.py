@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from scalelab.analysis.paired import (
@@ -98,3 +99,46 @@ def test_all_or_none_of_the_samples_bound_a_share_exactly() -> None:
     assert (full.value, full.high, none.value, none.low) == (1.0, 1.0, 0.0, 0.0)
     assert full.low == pytest.approx(10 / (10 + 1.959964**2), abs=1e-6)
     assert none.high == pytest.approx(1 - 10 / (10 + 1.959964**2), abs=1e-6)
+
+
+def find_wilson(count: int, num: int) -> tuple[float, float]:
+    """The shares p for which (count / n − p)² = z² p (1 − p) / n."""
+    share, square = count / num, 1.959964**2 / num
+    low, high = sorted(np.roots([1 + square, -(2 * share + square), share**2]).real.tolist())
+    return low, high
+
+
+@pytest.mark.parametrize(
+    ("counts", "phi"),
+    [
+        ((20, 5, 1, 10), (200 - 5 - 18) / math.sqrt(25 * 11 * 21 * 15)),
+        ((3, 1, 1, 1), 0.0),  # 3 − 1, and less than half of 6 off it
+        ((2, 7, 4, 3), (6 - 28) / math.sqrt(9 * 7 * 6 * 10)),
+        ((0, 10, 0, 0), 0.0),
+    ],
+)
+def test_the_interval_is_newcombes_from_wilsons_and_the_correlation(
+    counts: tuple[int, int, int, int], phi: float
+) -> None:
+    both, won, lost, _ = counts
+    num = sum(counts)
+    mine, theirs = (both + won) / num, (both + lost) / num
+    (low, high), (other_low, other_high) = find_wilson(both + won, num), find_wilson(both + lost, num)
+
+    def join(first: float, second: float) -> float:
+        return math.sqrt(first**2 - 2 * phi * first * second + second**2)
+
+    found = estimate_paired_difference(make_counts(*counts))
+    assert found.value == pytest.approx((won - lost) / num)
+    assert found.low == pytest.approx(found.value - join(mine - low, other_high - theirs), abs=1e-6)
+    assert found.high == pytest.approx(min(1, found.value + join(theirs - other_low, high - mine)), abs=1e-6)
+
+
+def test_a_difference_ends_at_one_in_both_directions() -> None:
+    assert estimate_paired_difference(make_counts(0, 0, 10, 0)).low == -1.0
+    assert estimate_paired_difference(make_counts(0, 10, 0, 0)).high == 1.0
+
+
+def test_chance_counts_all_splits_that_are_as_uneven() -> None:
+    assert find_chance(make_counts(90, 1, 5, 4)) == pytest.approx(2 * (1 + 6) / 64)
+    assert find_chance(make_counts(90, 1, 0, 9)) == 1.0

@@ -6,14 +6,18 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from scalelab.analysis.quality import (
     Outlier,
     Warmup,
     _test_order,
     count_launches,
+    estimate_quantile,
     estimate_spread,
+    estimate_variation,
     find_disturbed,
+    find_drift,
     find_outliers,
     find_resolution,
     find_trend,
@@ -21,6 +25,8 @@ from scalelab.analysis.quality import (
     measure_noise,
     predict_one_more,
 )
+from scalelab.analysis.rounds import find_widening
+from scalelab.analysis.stats import find_t_quantile
 
 T_OF_ONE = 12.7062
 """The 97.5 % quantile of Student's t with one degree of freedom; its 80 % quantile is 1.3764."""
@@ -30,6 +36,8 @@ T_OF_ONE = 12.7062
     ("steps", "num_steps"),
     [
         ([1.09, *[1.0] * 11], 0),
+        ([1.1, *[1.0] * 11], 0),
+        ([3.0, 1.0], 1),
         ([1.11, *[1.0] * 11], 1),  # a tenth above the steady median
         ([1.44, 1, 1, 1, 1, 1, 0.8, 1, 1.2], 0),
         ([1.45, 1, 1, 1, 1, 1, 0.8, 1, 1.2], 1),  # 1 + 1.5 · 1.4826 · 0.2 of the last third
@@ -137,3 +145,59 @@ def test_launches_suffice_when_students_t_over_their_root_does() -> None:
     assert count_launches(0.01, 0.01) == 7
     assert count_launches(0.0, 0.01) == 2
     assert count_launches(1.0, 1e-4) is None
+
+
+def test_variation_is_the_deviation_over_the_mean_of_launches_with_two_steps() -> None:
+    found = estimate_variation([[1.0, 3.0], [5.0], []])
+    assert found is not None
+    assert (found.value, found.low) == (pytest.approx(math.sqrt(2) / 2), None)
+
+
+def test_a_quantile_has_the_arms_of_its_launches() -> None:
+    rounds = [[float(step + launch) for step in range(11)] for launch in range(3)]
+    found = estimate_quantile(rounds, 0.9)
+    assert found is not None
+    assert found.value == pytest.approx(float(np.quantile(np.concatenate(rounds), 0.9)))
+    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+
+
+def test_a_spread_of_eleven_has_37_percent_of_ten_degrees() -> None:
+    found = estimate_spread([math.exp(0.01 * number) for number in range(11)])
+    assert found is not None
+    deviation = 1.4826 * 0.03
+    ends = [deviation * math.sqrt(3.7 / stats.chi2.ppf(share, 3.7)) for share in (0.975, 0.025)]
+    assert (found.low, found.value, found.high) == pytest.approx((ends[0], deviation, ends[1]))
+
+
+def test_rounds_that_surely_resemble_their_neighbours_resolve_less() -> None:
+    logs = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    reach = stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8)
+    plain = reach * logs.std(ddof=1) / 3
+    widening = find_widening(logs)
+    assert widening > 1.2
+    above, below = [[math.exp(log)] for log in logs], [[1.0]] * 9
+    assert find_resolution(above, below) == pytest.approx(math.expm1(plain * widening))
+    mixed = [above[place] for place in (4, 0, 7, 2, 8, 1, 6, 3, 5)]
+    assert find_resolution(mixed, below) == pytest.approx(math.expm1(plain))
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [1.0] * 9])
+def test_few_values_and_equal_ones_have_no_trend(values: list[float]) -> None:
+    assert find_trend(np.array(values)) is None
+
+
+def test_more_than_ten_thousand_launches_are_no_plan() -> None:
+    """The spreads whose intervals come to 1 % with 10,000 launches and with one more."""
+    wanted = math.log1p(0.01)
+    for num, found in ((10_000, 10_000), (10_001, None)):
+        spread = wanted * math.sqrt(num) / find_t_quantile(num - 1) * (1 - 1e-9)
+        assert count_launches(spread, 0.01) == found
+
+
+def test_a_trend_within_launches_is_that_of_their_own_medians() -> None:
+    """Of a slow and a quick launch that rise by 5 % a step beside a steady one: 9 steps over the median of 1.225."""
+    rise = [1 + 0.05 * step for step in range(10)]
+    found = find_drift([[1.0] * 10, [10 * step for step in rise], [0.1 * step for step in rise]])
+    assert found is not None
+    assert found.change_over_rounds is None
+    assert found.change_within_launches == pytest.approx(0.05 * 9 / 1.225)

@@ -11,9 +11,11 @@ from scalelab.analysis.estimate import Estimate
 from scalelab.analysis.speedup import (
     communication_by_ablation,
     communication_by_subtraction,
+    estimate_centre,
     estimate_scaled_speedup,
     estimate_speedup,
     karp_flatt,
+    scale_exposed,
 )
 from tests.analysis.noise import simulate_pair
 
@@ -100,3 +102,21 @@ def test_communication_is_covered_under_noise() -> None:
             assert estimate.high is not None
             covered.append(estimate.low <= truth <= estimate.high)
     assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_a_scaled_speedup_and_an_exposed_share_have_the_ends_of_their_ratio() -> None:
+    ratio = estimate_speedup(ONE, HALF[::-1])
+    scaled = estimate_scaled_speedup(ONE, HALF[::-1], 3)
+    assert (ratio.low, ratio.high) != (None, None)
+    assert (scaled.low, scaled.value, scaled.high) == pytest.approx(
+        tuple(3 * end for end in (ratio.low or 0, ratio.value, ratio.high or 0))
+    )
+    assert scale_exposed(ONE, HALF, 6.0).value == pytest.approx(3.0)
+    assert estimate_centre([[2.0, 2.0, 9.0], [8.0]]).value == pytest.approx(4.0)
+
+
+def test_a_step_of_two_parts_in_eight_that_stay_is_the_serial_fraction_of_karp_and_flatt() -> None:
+    """On two ranks 1.6 times as fast: (0.625 − 0.5) / 0.5."""
+    serial = karp_flatt(Estimate(value=1.6), 2)
+    assert serial is not None
+    assert serial.value == pytest.approx(0.25)

@@ -145,3 +145,18 @@ def test_a_known_scaled_speedup_is_covered() -> None:
     fits = [fit_gustafson(simulate_sizes(rng, time_gustafson(0.2), (1, 2, 4))) for _ in range(400)]
     covered = [fit is not None and covers(fit.serial_fraction, 0.2) for fit in fits]
     assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_steps_that_grow_with_ranks_are_all_serial_and_no_more() -> None:
+    """Of 1 s and 1.2 s the line has a = 1.4 and b = −0.4."""
+    fit = fit_amdahl({1: [[1.0]], 2: [[1.2]]})
+    assert fit is not None
+    assert fit.serial_fraction.value == 1.0
+
+
+def test_one_rank_takes_its_own_time_in_the_weak_law_too() -> None:
+    fit = fit_gustafson({ranks: [[4 * time_gustafson(0.2)(ranks)]] for ranks in SIZES})
+    assert fit is not None
+    assert fit.one_rank_seconds == pytest.approx(4.0)
+    assert fit.serial_fraction.value == pytest.approx(0.2)
+    assert fit.predict_speedup(4).value == pytest.approx(4 - 0.2 * 3)

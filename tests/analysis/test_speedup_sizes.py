@@ -76,3 +76,8 @@ def test_the_non_negative_solution_is_that_of_lawson_and_hanson() -> None:
             columns, target = random.normal(0.3, 1.0, (5, num_columns)), random.uniform(0.5, 2.0, 5)
             expected = optimize.nnls(columns / target[:, np.newaxis], np.ones(5))[0]
             assert solve_non_negative(columns, target) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_residual_is_the_root_mean_square_of_what_is_off_relative_to_the_target() -> None:
+    found = measure_residual(np.ones((2, 1)), np.array([1.0]), np.array([0.8, 1.25]))
+    assert found == pytest.approx(((0.25**2 + 0.2**2) / 2) ** 0.5)

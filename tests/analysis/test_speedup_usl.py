@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.analysis.speedup import fit_usl
+from scalelab.analysis.estimate import Estimate
+from scalelab.analysis.speedup import UslFit, _estimate_loss, fit_usl
 from tests.analysis.noise import simulate_sizes
 
 SIZES = (1, 2, 4, 8)
@@ -107,3 +108,43 @@ def test_a_peak_is_rarely_seen_where_there_is_none() -> None:
     rng = np.random.default_rng(0)
     fits = [fit_usl(simulate_sizes(rng, scale(0.05, 0.0), (1, 2, 4))) for _ in range(200)]
     assert np.mean([fit is not None and fit.peak_ranks is not None for fit in fits]) <= 0.05
+
+
+def test_the_interval_of_a_loss_is_that_of_fits_to_single_rounds() -> None:
+    """σ of 0.1, 0.2 and 0.3: Student's t of two degrees of freedom times 0.1 over √3; κ is the same in all."""
+    fit = fit_usl({size: [[scale(contention, 0.01)(size)] for contention in (0.1, 0.2, 0.3)] for size in SIZES})
+    assert fit is not None
+    assert fit.contention.low == 0.0
+    assert fit.contention.high == pytest.approx(0.2 + 4.302653 * 0.1 / 3**0.5, abs=5e-3)
+    assert fit.coherency.value == pytest.approx(0.01, abs=5e-4)
+    assert fit.coherency.high == pytest.approx(fit.coherency.value, abs=1e-6)
+    assert fit.coherency.low == pytest.approx(fit.coherency.value, abs=1e-6)
+
+
+def test_a_loss_that_some_round_cannot_have_has_no_interval() -> None:
+    ones = np.ones((3, 3))
+    alone = _estimate_loss(1, np.array([2.0, 1.0, 0.0]), np.array([2.0, 1.0, 0.0]), ones * [[1], [0], [1]])
+    assert alone == Estimate(value=0.5)
+    assert _estimate_loss(1, np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0]), ones) == Estimate(value=0.5)
+    found = _estimate_loss(2, np.array([2.0, 1.0, 3.0]), np.array([4.0, 1.0, 8.0]), ones)
+    assert found == Estimate(value=1.5, low=1.5, high=2.0), "the free fit says 2, and no round differs"
+
+
+def test_a_peak_is_where_ranks_begin_to_cost_more_than_they_add() -> None:
+    def make(low: float, contention: float) -> UslFit:
+        return UslFit(
+            contention=Estimate(value=contention),
+            coherency=Estimate(value=0.01, low=low, high=0.02),
+            one_rank_throughput=1.0,
+            residual_ratio=0.0,
+            largest_ranks=4,
+        )
+
+    assert make(0.001, 0.19).peak_ranks == pytest.approx(9.0)
+    assert make(0.0, 0.19).peak_ranks is None
+    assert make(0.001, 1.5).peak_ranks == 0.0
+
+
+def test_ranks_that_only_wait_for_each_other_have_no_law() -> None:
+    """N / X(N) = N − 1: on one rank it would take no time at all."""
+    assert fit_usl({size: [[size / (size - 1)]] for size in (2, 4, 8)}) is None
