@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scalelab.errors import UsageError
 from scalelab.predict.calibration import MeasuredRank, calibrate, correlate_ranks
-from scalelab.predict.layout_cost import Efficiency
+from scalelab.predict.layout_cost import Efficiency, time_step
 from scalelab.predict.layouts import Layout
 from scalelab.predict.network_model import LinkSpeed
 from scalelab.predict.transformer_shape import GPT2_TINY
@@ -112,3 +114,34 @@ def test_waiting_for_cores_comes_on_top_of_the_step() -> None:
 def test_a_step_that_its_optimizer_fills_was_not_measured() -> None:
     with pytest.raises(UsageError, match="one rank was not measured"):
         calibrate(GPT2_TINY, make_rank(steps={8: 0.2}, optimizer_seconds=0.2), dtype="float32", global_batch=8)
+
+
+@pytest.mark.parametrize("seconds", [0.11, 0.13, 0.17, 0.2, 0.23, 0.31, 0.37, 0.43, 0.53, 0.71, 0.97, 1.3])
+def test_one_size_of_batch_says_nothing_of_tiles(seconds: float) -> None:
+    """Whatever rounding leaves between the fitted step and the measured one."""
+    assert calibrate(GPT2_TINY, make_rank(steps={8: seconds}), dtype="float32", global_batch=8).efficiency.tile == 0
+
+
+@pytest.mark.parametrize("tile", [0.5, 5.0, 100.0])
+def test_a_tile_that_was_there_is_found(tile: float) -> None:
+    known = calibrate(GPT2_TINY, make_rank(steps={8: 0.2}), dtype="float32", global_batch=8)
+    shares = replace(known.efficiency, tile=tile)
+    steps = {
+        samples: time_step(replace(known.job, global_batch=samples), Layout(micro_batch=samples), shares).seconds
+        for samples in (1, 8)
+    }
+    found = calibrate(GPT2_TINY, make_rank(steps=steps), dtype="float32", global_batch=8)
+    assert found.efficiency.tile == pytest.approx(tile, rel=0.02)
+    assert found.job.device.peaks["float32"] == pytest.approx(known.job.device.peaks["float32"], rel=1e-3)
+
+
+def test_an_update_that_took_no_time_takes_a_billionth_of_a_second() -> None:
+    rank = make_rank(steps={8: 0.2}, optimizer_seconds=0.0)
+    cost = calibrate(GPT2_TINY, rank, dtype="float32", global_batch=8).time(Layout(micro_batch=8))
+    assert cost.optimizer == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_a_step_that_no_device_could_compute_is_refused() -> None:
+    rank = make_rank(steps={8: 1e-12}, optimizer_seconds=1e-13)
+    with pytest.raises(UsageError, match="faster than its memory rate allows"):
+        calibrate(GPT2_TINY, rank, dtype="float32", global_batch=8)

@@ -13,7 +13,9 @@ from scalelab.predict.extrapolate import (
     extrapolate,
     find_excess,
     find_kind,
+    find_misses,
     find_scale,
+    fit_growth,
     follow_ring,
     follow_tree,
     predict_stretch,
@@ -165,3 +167,62 @@ def test_leaving_a_node_and_every_doubling_beyond_the_last_size_stretch():
 
 def test_a_law_without_a_prior_has_no_weight():
     assert weigh_laws({1: 1.0, 2: 1.1}, Tuning(priors={"linear": 1.0})) == {"linear": 1, "ring": 0, "tree": 0}
+
+
+def test_a_law_goes_on_from_the_nearest_size_and_of_two_from_the_larger():
+    known = {1: 1.0, 2: 1.3, 8: 1.2}
+    for law, grow in ((follow_tree, math.log2), (follow_ring, lambda count: (count - 1) / count)):
+        start, slope = fit_growth(known, grow)
+        assert law(known, 4) == pytest.approx(1.2 * (start + slope * grow(4)) / (start + slope * grow(8)))
+        assert law(known, 3) == pytest.approx(1.3 * (start + slope * grow(3)) / (start + slope * grow(2)))
+        assert slope > 0
+    assert stay_linear({4: 1.1, 8: 1.3}, 2) == 1.1
+    assert follow_tree({4: 1.1}, 64) == 1.1
+
+
+def test_a_law_weighs_by_how_far_it_is_off_each_size_that_is_left_out():
+    """Linear says 1.0 of the 1.1 on two ranks, and the 1.1 on four; tree and ring say something of both."""
+    known = {1: 1.0, 2: 1.1, 4: 1.1}
+    misses = find_misses(known)
+    assert misses["linear"] == pytest.approx(math.log(1.1) / 2)
+    left = (follow_tree({1: 1.0, 4: 1.1}, 2) / 1.1, follow_tree({1: 1.0, 2: 1.1}, 4) / 1.1)
+    assert misses["tree"] == pytest.approx(sum(abs(math.log(one)) for one in left) / 2)
+    assert misses["tree"] == pytest.approx((abs(math.log(1.05 / 1.1)) + math.log(1.2 / 1.1)) / 2)
+    weights = weigh_laws(known)
+    assert weights["tree"] / weights["linear"] == pytest.approx(
+        0.22 / 0.41 * math.exp((misses["linear"] - misses["tree"]) / 0.02)
+    )
+    assert sum(weights.values()) == pytest.approx(1)
+    assert find_misses({1: 1.0, 2: 1.1}) == {}
+
+
+def test_misses_widen_with_the_root_of_the_doublings():
+    known = {2: 1.0, 4: 1.2, 8: 1.3}
+    excess = math.log(1.3) / 2
+    assert find_excess(known) == pytest.approx(excess)
+    misses, weights = find_misses(known), weigh_laws(known)
+    misfit = sum(weights[name] * misses[name] for name in LAWS)
+    expected = math.sqrt(0.002**2 + (0.012 * 4) ** 2 + (0.43 * excess * 2) ** 2 + (misfit * 2) ** 2)
+    assert find_scale(known, 4.0) == pytest.approx(expected)
+
+
+def test_one_rank_can_be_asked_for_and_none_cannot():
+    (found,) = extrapolate(make_series({2: 2.0, 4: 4.0}), [1])
+    assert found.throughput.value == pytest.approx(1.0)
+    with pytest.raises(UsageError, match="--ranks must be ≥ 1, got 0"):
+        extrapolate(make_series({2: 2.0, 4: 4.0}), [0])
+
+
+def test_between_two_sizes_the_distance_is_that_of_the_nearest():
+    known = {1: 1.0, 8: 1.0}
+    two, four = (predict_stretch(known, ranks, {"linear": 1.0}) for ranks in (2, 4))
+    scale = find_scale(known, 1.0)
+    for found in (two, four):
+        assert math.log(found.high / found.value) == pytest.approx(4.9 * scale)
+        assert math.log(found.value / found.low) == pytest.approx(1.65 * scale)
+
+
+def test_laws_are_averaged_by_their_weights():
+    """Of 1.1 on two ranks a ring makes 1 + 0.2 · 3/4 on four, and linear scaling the same 1.1."""
+    found = predict_stretch({1: 1.0, 2: 1.1}, 4, {"linear": 0.25, "ring": 0.75, "tree": 0.0})
+    assert found.value == pytest.approx((0.25 * 1.1 + 0.75 * 1.15) * 1.007)

@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from scalelab.analysis.link import LineFit
 from scalelab.errors import UsageError
-from scalelab.predict.network_model import LinkSpeed, NetworkModel, read_link, share_cores
+from scalelab.predict.network_model import (
+    Bucket,
+    Gradient,
+    LinkSpeed,
+    NetworkModel,
+    fill_buckets,
+    find_hop,
+    read_link,
+    share_cores,
+)
 
 LINK = LinkSpeed(latency_seconds=1e-5, bytes_per_second=1e9)
 
@@ -101,3 +111,56 @@ def test_half_a_share_of_gloos_all_gather_waits_on_the_slowest_link(num_ranks, w
     plain = NetworkModel(inside=inside, between=between, ranks_per_node=2)
     gathers = [network.cost("all_gather", num_ranks, 1000) for network in (plain, replace(plain, is_gloo=True))]
     assert gathers[1] - gathers[0] == pytest.approx(waiting)
+
+
+def test_nothing_costs_nothing_and_a_byte_two_hops():
+    network = NetworkModel(inside=LINK)
+    assert network.cost("all_reduce", 2, 0) == 0
+    assert network.cost("all_reduce", 2, 1) == pytest.approx(2e-5 + 1e-9)
+    assert network.cost("send", 2, 1) == pytest.approx(1e-5 + 1e-9)
+
+
+def test_ranks_with_a_core_each_do_not_take_turns():
+    shared = NetworkModel(inside=LINK, byte_core_seconds=1e-8, cores=2)
+    assert shared.cost("all_reduce", 2, 1e9) == pytest.approx(1.0 + 2e-5)
+    assert shared.cost("all_reduce", 3, 1e9) == pytest.approx(2 * 2 / 3 * 10 * 3 / 2)
+    assert shared.cost("all_gather", 3, 1e9) == pytest.approx(2 / 3 * 10 * 3 / 2)
+
+
+@pytest.mark.parametrize(("latency", "hop"), [(4e-5, 2e-5), (-1e-6, 0.0)])
+def test_a_hop_is_half_of_an_all_reduce_on_two_ranks(latency, hop):
+    line = LineFit(
+        latency_seconds=None, byte_seconds=None, half_bytes=None, fitted_latency_seconds=latency,
+        fitted_byte_seconds=2.0**-31, residual_ratio=0.0, misfits=(), smallest_bytes=4, largest_bytes=8,
+    )  # fmt: skip
+    assert find_hop(line) == LinkSpeed(latency_seconds=hop, bytes_per_second=2.0**31)
+
+
+def test_a_link_has_a_half_bandwidth_size_and_is_scaled():
+    assert LINK.half_bytes == pytest.approx(1e4)
+    assert LINK.words.endswith("/s, 10 µs")
+    assert LINK.scale(latency=3.0, bandwidth=0.5) == LinkSpeed(latency_seconds=1e-5 * 3, bytes_per_second=5e8)
+    assert LINK.scale() == LINK
+
+
+@pytest.mark.parametrize(
+    ("rate", "latency"), [(0.0, 0.0), (-1.0, 0.0), (float("inf"), 0.0), (1.0, -1e-9), (1.0, float("nan"))]
+)
+def test_a_link_that_cannot_be_is_refused(rate, latency):
+    with pytest.raises(UsageError, match="link"):
+        LinkSpeed(latency_seconds=latency, bytes_per_second=rate)
+
+
+def test_a_node_has_a_rank_at_least():
+    assert NetworkModel(inside=LINK, ranks_per_node=1).ranks_per_node == 1
+    with pytest.raises(UsageError, match="--ranks-per-node must be ≥ 1, got 0"):
+        NetworkModel(inside=LINK, ranks_per_node=0)
+
+
+def test_buckets_close_at_their_size_and_are_ready_with_their_last_gradient():
+    mebibyte = 2**20
+    gradients = [Gradient(3.0, 1), Gradient(1.0, mebibyte), Gradient(2.0, 25 * mebibyte - 1), Gradient(2.5, 1)]
+    assert fill_buckets(gradients) == [Bucket(1.0, mebibyte), Bucket(2.5, 25 * mebibyte), Bucket(3.0, 1)]
+    small = [Gradient(1.0, 4), Gradient(2.0, 6), Gradient(3.0, 9), Gradient(4.0, 1), Gradient(5.0, 5)]
+    assert fill_buckets(small, 10) == [Bucket(2.0, 10), Bucket(4.0, 10), Bucket(5.0, 5)]
+    assert fill_buckets([]) == []

@@ -17,6 +17,8 @@ from scalelab.predict.split_step import (
     count_micro_batches,
     count_reduced_bytes,
     find_slot_seconds,
+    fit_line_by_batch,
+    is_meshed,
     shard_pass,
     split_pass,
 )
@@ -199,3 +201,39 @@ def test_two_stages_take_two_micro_batches_each_where_that_divides(
     samples: int, micro_batch: int | None, count: float
 ) -> None:
     assert count_micro_batches(samples, 2, micro_batch) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fixed", "per_sample"),
+    [
+        ({8.0: 0.2}, 0.0, 0.025),
+        ({6.0: 3.0, 2.0: 2.0}, 1.5, 0.25),
+        ({6.0: 3.0, 2.0: 2.0, 4.0: 99.0}, 1.5, 0.25),
+        ({2.0: 3.0, 6.0: 2.0}, 2.0, 0.0),
+        ({2.0: 0.1, 6.0: 3.0}, 0.0, 0.5),
+    ],
+    ids=["one", "two", "ends", "falling", "no fixed part"],
+)
+def test_a_line_goes_through_the_smallest_and_the_largest_batch(
+    seconds: dict[float, float], fixed: float, per_sample: float
+) -> None:
+    found = fit_line_by_batch(seconds)
+    assert (found.fixed, found.per_sample) == (pytest.approx(fixed), pytest.approx(per_sample))
+    assert found.at(4) == pytest.approx(fixed + 4 * per_sample)
+    assert found.scale(3) == PerSampleCost(fixed=found.fixed * 3, per_sample=found.per_sample * 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "stages", "micro_batch", "count"),
+    [(8, 4, None, 8), (16, 4, None, 8), (12, 4, None, 4), (3, 4, None, 3), (8, 2, 4, 2), (2, 2, 4, 1), (6, 2, 4, 1.5)],
+)
+def test_a_batch_is_cut_into_two_micro_batches_a_stage_if_it_divides(
+    samples: int, stages: int, micro_batch: int | None, count: float
+) -> None:
+    assert count_micro_batches(samples, stages, micro_batch) == count
+
+
+def test_a_mesh_is_what_does_more_than_average_gradients() -> None:
+    meshed = {strategy: is_meshed(strategy) for strategy in ("ddp", "zero1", "fsdp-none", "fsdp2", "tp", "hsdp")}
+    assert meshed == {"ddp": False, "zero1": False, "fsdp-none": False, "fsdp2": True, "tp": True, "hsdp": True}
+    assert (arrange("ddp", 4), arrange("fsdp2", 4)) == (Mesh(dp=4), Mesh(fsdp=4))

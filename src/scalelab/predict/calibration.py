@@ -100,7 +100,7 @@ def calibrate(model: Transformer, rank: MeasuredRank, *, dtype: str, global_batc
         return _time_alone(fitted, fewest, share) - rank.steps[fewest]
 
     tile = 0.0
-    if fewest < most and miss(0.0) < 0:
+    if len(rank.steps) > 1 and miss(0.0) < 0:
         top = math.log1p(MOST_TILE)
         tile = MOST_TILE if miss(top) < 0 else math.expm1(float(optimize.brentq(miss, 0.0, top, xtol=1e-4)))
     fitted, share = fit(tile)
