@@ -251,3 +251,18 @@ def test_deep_nesting_is_a_value_error(tmp_path: Path) -> None:
     path.write_text("[" * 200_000)
     with pytest.raises(ValueError, match="nested too deeply"):
         load_json(path)
+
+
+def test_a_stale_handle_is_opened_anew_three_times_after_longer_and_longer_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def fail(_path: Path, _content: str | bytes) -> None:
+        raise OSError(errno.ESTALE, "stale")
+
+    monkeypatch.setattr(files, "_write_once", fail)
+    monkeypatch.setattr("scalelab.records.files.time.sleep", pauses.append)
+    with pytest.raises(OSError, match="stale"):
+        write_atomically(tmp_path / "file", "new")
+    assert pauses == pytest.approx([0.05, 0.2, 0.8])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scalelab.errors import RunBusy
@@ -19,6 +20,7 @@ from scalelab.records.running import (
     RUNNING,
     Neighbour,
     Occupation,
+    _is_same_process,
     find_registry,
     identify_process,
     read_key,
@@ -152,3 +154,9 @@ def test_a_user_s_key_is_kept_where_state_is_kept(
     assert len(key) == KEY_BYTES
     (place / "scalelab" / "key").write_bytes(key[1:])
     assert read_key() is None
+
+
+@pytest.mark.parametrize(("seconds", "is_same"), [(0.0, True), (-0.9, True), (0.9, True), (1.0, False), (-1.2, False)])
+def test_a_process_is_the_one_that_started_within_a_second(seconds: float, is_same: bool) -> None:
+    started = psutil.Process().create_time()
+    assert _is_same_process(os.getpid(), round(started) + seconds + (started - round(started))) is is_same

@@ -205,14 +205,24 @@ def test_collectives_whose_group_is_not_recorded_say_so(tmp_path: Path, backend:
     assert {"gloo" in doubt.next_step for doubt in doubts} == {True}
 
 
-def test_groups_that_were_inferred_are_told(tmp_path: Path) -> None:
+def forget_groups(groups: dict[str, tuple[int, ...]]) -> list[TraceBuilder]:
     builders = reduce_on_time([(0, 10), (5, 0)])
     for builder in builders:
         builder.__class__ = GroupedBuilder
-        builder.groups = {"0": (0, 1), "tp": (0, 1)}  # type: ignore[attr-defined]
+        builder.groups = groups  # type: ignore[attr-defined]
         for event in builder.events:
             del event["args"]["Process Group Name"]
-    (doubt,) = find_match_doubts(write_job(tmp_path, builders))
+    return builders
+
+
+def test_the_only_group_is_not_inferred(tmp_path: Path) -> None:
+    assert "inferred-groups" not in {
+        doubt.kind for doubt in find_match_doubts(write_job(tmp_path, forget_groups({"0": (0, 1)})))
+    }
+
+
+def test_groups_that_were_inferred_are_told(tmp_path: Path) -> None:
+    (doubt,) = find_match_doubts(write_job(tmp_path, forget_groups({"0": (0, 1), "tp": (0, 1)})))
     assert doubt.kind == "inferred-groups"
     assert doubt.message.startswith("4 of 4 collectives")
 

@@ -6,15 +6,18 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
 from scalelab.trace.files.reader import find_trace_files
 from scalelab.trace.job_trace import JobTrace, read_ranks
-from scalelab.trace.merged import write_merged, write_us
+from scalelab.trace.matching import MatchedGroup
+from scalelab.trace.merged import _list_arrows, _Rank, write_merged, write_us
 from scalelab.trace.rank_trace import read_rank
 from tests.answers.traces import build_rank
 from tests.trace.real import TRACES, needs_traces
@@ -108,3 +111,27 @@ def test_real_ranks_keep_their_numbers(tmp_path: Path) -> None:
 def test_microseconds_have_three_decimals_and_a_sign_below_zero() -> None:
     found = [bytes(write_us(nanoseconds)) for nanoseconds in (0, 1, -1, 999, 1000, -1_234_567)]
     assert found == [b"0.000", b"0.001", b"-0.001", b"0.999", b"1.000", b"-1234.567"]
+
+
+@pytest.mark.parametrize(("num_waiting", "num_arrows"), [(1, 1), (32, 32), (33, 17), (65, 22)])
+def test_of_many_ranks_that_wait_every_second_or_third_gets_an_arrow(
+    monkeypatch: pytest.MonkeyPatch, num_waiting: int, num_arrows: int
+) -> None:
+    """The last comes at 100 ns; the one that leaves a nanosecond later had no time to wait."""
+    monkeypatch.setitem(_list_arrows.__globals__, "_place", lambda *_: {})
+    ends = np.array([[101, *[102] * num_waiting, 150]])
+    starts = np.array([[0] * (num_waiting + 1) + [100]])
+    group = MatchedGroup(
+        name="", ranks=tuple(range(num_waiting + 2)), group_size=None, sender=None, kinds=("all_reduce",),
+        payload_bytes=(None,), places=np.zeros_like(starts), start_ns=starts, end_ns=ends, duration_ns=ends - starts,
+    )  # fmt: skip
+    ranks = {rank: SimpleNamespace(origin_ns=0) for rank in group.ranks}
+    arrows = list(_list_arrows(group, 0, ranks))  # type: ignore[arg-type]
+    assert len(arrows) == num_arrows
+    assert [(one["ph"], one["ts"]) for one in arrows[0]] == [("s", write_us(100)), ("f", write_us(101))]
+
+
+def test_threads_are_numbered_from_one_in_the_order_in_which_they_are_met() -> None:
+    one = _Rank(rank=0, trace=None, clock=None, origin_ns=0, ns_per_tick=1)  # type: ignore[arg-type]
+    names = (("python", "1"), ("stream", "7"), ("python", "1"), ("python", "7"))
+    assert [one.number_thread(*name) for name in names] == [1, 2, 1, 3]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scalelab.trace.alignment import find_increasing
-from scalelab.trace.pairing import CLOSE_NS, Ends, _Candidate, pair_close, pair_ends, repeats
+from scalelab.trace.pairing import CLOSE_NS, Ends, _Candidate, _rate, pair_close, pair_ends, repeats
 
 SECOND = 1_000_000_000
 RNG = np.random.default_rng
@@ -183,3 +183,24 @@ def test_steps_agree_only_where_both_are_known() -> None:
     steps = ([1, None, 2, 3, None], [1, None, 3, 3, 4])
     left, right = (replace(make_ends(np.arange(5), ends), steps=own) for own in steps)
     assert _Candidate(left, right, np.stack([np.arange(5)] * 2, axis=1)).num_same_step == 2
+
+
+@pytest.mark.parametrize(("num", "is_repeated"), [(6, False), (7, True)])
+def test_a_list_that_coincides_with_itself_in_half_of_its_length_does_not_repeat(num: int, is_repeated: bool) -> None:
+    ends = np.array([10e6 * (place // 3) + (0.0, 1.3e6, 3.1e6)[place % 3] for place in range(num)])
+    assert repeats(make_ends(np.arange(num), ends), CLOSE_NS) is is_repeated
+
+
+def test_three_of_five_that_coincide_are_a_repetition_and_two_of_four_are_none() -> None:
+    even = np.cumsum([0, 1e6, 1e6, 1e6, 5e6, 9e6])
+    assert repeats(make_ends(np.arange(6), even), CLOSE_NS)
+    assert not repeats(make_ends(np.arange(5), np.cumsum([0, 1e6, 1e6, 5e6, 9e6])), CLOSE_NS)
+
+
+@pytest.mark.parametrize(("most", "is_likely"), [(3, True), (5, True), (6, False)])
+def test_a_pairing_of_three_fifths_is_likely_unless_another_has_twice_as_many(most: int, is_likely: bool) -> None:
+    ends = make_ends(np.arange(5), 1e6 * np.arange(5), steps=np.arange(5))
+    three = _Candidate(ends, ends, np.stack([np.arange(3)] * 2, axis=1))
+    assert three.explained == 0.6
+    assert _rate(three, most) == (is_likely, 3 if is_likely else 0, 3, 0.6, 0)
+    assert not _rate(_Candidate(ends, ends, np.empty((0, 2), dtype=np.intp)), 0)[0]

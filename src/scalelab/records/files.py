@@ -52,7 +52,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         except OSError as error:
             if error.errno != errno.ESTALE or number == NUM_TRIES:
                 raise
-            time.sleep(0.05 * 4**number / 4)
+            time.sleep(0.05 * 4 ** (number - 1))
         else:
             return
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from scalelab.launch.ranks.discovery import (
     _complete,
     _name_agent,
     _refuse_alone,
+    _refuse_driver,
     find_membership,
     list_claims,
     name_launch,
@@ -509,3 +512,17 @@ def test_a_task_of_slurm_whose_variables_contradict_each_other_is_refused(more: 
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "5"}
     with pytest.raises(RankUnknown, match="start with srun, or unset them"):
         read_slurm({**step, **more})
+
+
+@pytest.mark.parametrize(
+    ("num_outer", "num_inner", "is_refused"),
+    [(2, 2, False), (2, 3, True), (3, 2, False), (None, 2, True), (2, None, False)],
+)
+def test_only_more_ranks_of_mpi_than_of_torchrun_leave_it_open_which_started_the_other(
+    num_outer: int | None, num_inner: int | None, is_refused: bool
+) -> None:
+    outer = Claim(source="torchrun", rank=0, num_ranks=num_outer, variables=("RANK",))
+    inner = Claim(source="Open MPI", rank=1, num_ranks=num_inner, variables=("OMPI_COMM_WORLD_RANK",))
+    _refuse_driver(replace(outer, source="Slurm"), [inner])
+    with pytest.raises(RankUnknown, match="which started the other") if is_refused else nullcontext():
+        _refuse_driver(outer, [inner])

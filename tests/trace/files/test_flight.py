@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from scalelab.answers.trace.flight import describe_flight
 from scalelab.cli.trace import main
 from scalelab.errors import TraceUnreadable
-from scalelab.trace.files.flight import find_dumps, inspect_flight, is_dump, read_dump, read_dumps
+from scalelab.trace.files.flight import _find_completed, find_dumps, inspect_flight, is_dump, read_dump, read_dumps
 
 
 def make_entry(sequence: int, *, kind: str = "all_reduce", is_done: bool = True, size: int = 4) -> dict[str, Any]:
@@ -158,3 +159,12 @@ def test_what_nccl_retired_has_timed_out_and_what_others_did_is_done(
     retired = make_entry(1, is_done=False) | {"retired": True, "profiling_name": f"{library}:all_reduce"}
     (found,) = read_dump(write_dump(tmp_path, 0, [retired])).entries
     assert (found.is_completed, found.is_started) == (is_completed, True)
+
+
+@pytest.mark.parametrize(
+    ("states", "completed"),
+    [({}, 0), ({5: False}, 4), ({1: True, 2: True, 3: False, 4: True}, 2), ({2: True, 3: True}, 3), ({1: False}, 0)],
+)
+def test_what_is_completed_ends_before_the_first_call_that_is_not(states: dict[int, bool], completed: int) -> None:
+    entries = {number: SimpleNamespace(is_completed=is_done) for number, is_done in states.items()}
+    assert _find_completed(entries) == completed  # type: ignore[arg-type]
