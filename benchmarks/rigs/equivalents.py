@@ -195,5 +195,205 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ): "a tenth of a nanosecond or two is less than three tolerances, whatever its sign"
         for edit in ("Add -> Sub", "Sub -> Add", "1 -> 2", "1 -> 1.5")
     },
+    (
+        "analysis/link.py",
+        "if abs(ratio - 1) > MISFIT",
+        "Gt -> GtE",
+    ): "differs only where a fitted ratio is a quarter off to the last bit",
+    **{
+        (
+            "analysis/link.py",
+            "start = np.array([targets[0], targets[-1] - log_sizes[-1]])",
+            edit,
+        ): "the search begins elsewhere and ends at the same line"
+        for edit in ("0 -> 1", "1 -> 2", "without USub")
+    },
+    (
+        "analysis/link.py",
+        "num_calls[line.payload_bytes] = max(num_calls.get(line.payload_bytes, 0), line.num_calls)",
+        "0 -> 1",
+    ): "a timing has one call at least",
+    (
+        "analysis/link.py",
+        "return grouped, max((found[-1].trial.round for found in grouped.values()), default=0)",
+        "0 -> 1",
+    ): "without a configuration, no round is numbered",
+    (
+        "analysis/batch_limits.py",
+        "return max(1, math.floor(FIRST_SHARE * (largest or 0)))",
+        "0 -> 1",
+    ): "half a sample is rounded down to none, and one is the least",
+    (
+        "analysis/batch_limits.py",
+        "return None if failed == 1 else max(1, (failed or 0) // 4) if hint else 1",
+        "0 -> 1",
+    ): "where nothing ran, something has failed",
+    (
+        "analysis/batch_limits.py",
+        "if likely > REACH * line.lever:",
+        "Gt -> GtE",
+    ): "where both are equal, what is taken is no further than either",
+    (
+        "analysis/rounds.py",
+        "for _ in range(30):",
+        "30 -> 31",
+    ): "halves an interval of a billionth once more",
+    (
+        "analysis/rounds.py",
+        "if len(data) <= MOST_LISTED:",
+        "LtE -> Lt",
+    ): "searching finds the same averages as listing",
+    **{
+        (
+            "analysis/rounds.py",
+            "rounding = 2 * float(np.spacing(np.abs(data).max()))",
+            edit,
+        ): "a few bits more are still less than what two averages differ by"
+        for edit in ("2 -> 3", "2 -> 3.0")
+    },
+    (
+        "analysis/rounds.py",
+        "half = between[rows] // 2",
+        "2 -> 3",
+    ): "another limit between the same ones: the same average after more steps",
+    **{
+        (
+            "analysis/rounds.py",
+            "return float(values[order[np.searchsorted(total, total[-1] / 2)]])",
+            edit,
+        ): "another limit between the same ones: the same average after more steps"
+        for edit in ("2 -> 3", "2 -> 3.0")
+    },
+    (
+        "analysis/rounds.py",
+        "while int((between := up_to - below).sum()) > FEW_PAIRS:",
+        "Gt -> GtE",
+    ): "so many pairs are listed, or narrowed down once more",
+    **{
+        ("analysis/rounds.py", line, edit): "how many results are remembered"
+        for line, edit in (("@lru_cache(maxsize=256)", "256 -> 257"), ("@lru_cache(maxsize=32)", "32 -> 33"))
+    },
+    (
+        "analysis/stats.py",
+        "if len(lengths) == 1 and 0 not in lengths and len(every) > FEW_ROUNDS:",
+        "Gt -> GtE",
+    ): "two ways to the same medians",
+    **{
+        (
+            "analysis/quality.py",
+            "if len(values) < 2 or np.ptp(values) == 0:",
+            edit,
+        ): "of four values and fewer, no order is rarer than chance"
+        for edit in ("2 -> 3", "2 -> 3.0", "Lt -> LtE")
+    },
+    **{
+        ("analysis/stats.py", line, "Gt -> GtE"): "a single round has the same value, and no interval, either way"
+        for line in ("if len(above) > 1:", "if len(longer) > 1:")
+    },
+    (
+        "analysis/quality.py",
+        "if len(values) > MOST_PAIRED:",
+        "Gt -> GtE",
+    ): "as many parts as values: each is its own median",
+    **{
+        (
+            "analysis/memory_sharding.py",
+            "self.events += [MemoryEvent(self.now, -1, address) for address in mark.gradients]",
+            edit,
+        ): "a release is any number below 0"
+        for edit in ("1 -> 2", "1 -> 1.5")
+    },
+    **{
+        (
+            "analysis/memory_sharding.py",
+            'if self.phase != "optimizer" or event.num_bytes < 0:',
+            edit,
+        ): "a share of nothing is nothing"
+        for edit in ("Lt -> LtE", "0 -> 1")
+    },
+    **{
+        (
+            "analysis/memory_sharding.py",
+            "self.num_made += 1",
+            edit,
+        ): "addresses only have to differ"
+        for edit in ("1 -> 2", "1 -> 1.5")
+    },
+    (
+        "analysis/batch_limits.py",
+        "room, slope = limit_bytes - peak, max(line.sample_bytes, 0.0)",
+        "0.0 -> 1.0",
+    ): "a byte a sample and none lead equally far: noise is more",
+    **{
+        ("predict/calibration.py", "RATES = (1e3, 1e18)", edit): "what is found lies far from both ends"
+        for edit in ("1000.0 -> 1001.0", "1000.0 -> 1500.0", "1e+18 -> 1e+18", "1e+18 -> 1.5e+18")
+    },
+    **{
+        ("predict/calibration.py", "memory_bytes=1.0,", edit): "what was measured fits: that is not asked"
+        for edit in ("1.0 -> 2.0", "1.0 -> 1.5")
+    },
+    **{
+        ("predict/calibration.py", "peaks={dtype: 1.0},", edit): "the fitted peak takes its place"
+        for edit in ("1.0 -> 2.0", "1.0 -> 1.5")
+    },
+    **{
+        (
+            "predict/calibration.py",
+            "tile = MOST_TILE if miss(top) < 0 else math.expm1(float(optimize.brentq(miss, 0.0, top, xtol=1e-4)))",
+            edit,
+        ): "to the last bit, and how closely a root is searched, far below what any figure shows"
+        for edit in ("Lt -> LtE", "0.0001 -> 0.00015000000000000001")
+    },
+    (
+        "predict/scaled_job.py",
+        "return float(optimize.brentq(lambda value: miss(**values, **{name: value}), low, 1.0, xtol=1e-6))",
+        "1e-06 -> 1.5e-06",
+    ): "how closely a root is searched, far below what any figure shows",
+    (
+        "predict/scaled_job.py",
+        "if miss() < 0:",
+        "Lt -> LtE",
+    ): "differs only where two ranks took to the last bit what was predicted; both fits are then the same",
+    ("predict/network_model.py", "@lru_cache(maxsize=256)", "256 -> 257"): "how many results are remembered",
+    ("predict/scaled_job.py", "@lru_cache(maxsize=32)", "32 -> 33"): "how many results are remembered",
+    (
+        "predict/calibration.py",
+        "if len(rank.steps) > 1 and miss(0.0) < 0:",
+        "Lt -> LtE",
+    ): "differs only where the pass of few samples takes to the last bit what no tile gives",
+    (
+        "predict/network_model.py",
+        "if not self.is_gloo or self.cores is None or per_node <= self.cores:",
+        "LtE -> Lt",
+    ): "ranks with a core each wait for nothing",
+    **{
+        (
+            "records/environment.py",
+            "done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)",
+            edit,
+        ): "how long a tool that does not answer is waited for"
+        for edit in ("10 -> 11", "10 -> 15.0")
+    },
+    **{
+        (
+            "trace/rank_time.py",
+            'thread = np.searchsorted(threads, records["lane"][own]) * (len(own) + 1)',
+            edit,
+        ): "more room between threads than their places need"
+        for edit in ("1 -> 2", "1 -> 1.5")
+    },
+    (
+        "trace/stragglers.py",
+        'return hash((kind, group.payload_bytes[row] if kind != "all_to_all" else None, len(group.ranks), is_up)) >> 2',
+        "2 -> 3",
+    ): "one of 62 bits of a hash less",
+    **{
+        (
+            "trace/stragglers.py",
+            "what = 2 * np.repeat([_describe(group, row) for group, _, row in rows], counts) + is_sent",
+            edit,
+        ): "hashes are far apart: what is sent still has a number of its own"
+        for edit in ("2 -> 3", "Add -> Sub")
+    },
 }
 """(module, its line, the edit) -> why no test can notice."""
