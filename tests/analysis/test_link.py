@@ -195,3 +195,14 @@ def test_rounds_whose_coefficients_move_together_know_the_half_bandwidth_size() 
     assert line.byte_seconds is not None
     assert line.byte_seconds.high == pytest.approx(line.byte_seconds.value * np.exp(arm), rel=1e-5)
     assert line.half_bytes.half_width == pytest.approx(0, abs=1e-4 * ALPHA / BETA)
+
+
+def test_rounds_whose_latency_moves_alone_know_the_bandwidth() -> None:
+    line = fit_line({size: [[ALPHA * np.exp(0.1 * n) + BETA * size] for n in range(3)] for size in SIZES})
+    assert line is not None
+    assert line.latency_seconds is not None
+    assert line.latency_seconds.high is not None
+    assert line.byte_seconds is not None
+    arm = 4.302653 * 0.1 / np.sqrt(3)
+    assert line.latency_seconds.high / line.latency_seconds.value == pytest.approx(np.exp(arm), rel=1e-4)
+    assert line.byte_seconds.half_width == pytest.approx(0, abs=1e-4 * BETA)

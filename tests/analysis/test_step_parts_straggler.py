@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,3 +166,9 @@ def test_ten_steps_of_one_launch_have_an_interval_and_nine_none() -> None:
     steps, levels = np.arange(22.0).reshape(11, 2) ** 1.5, np.array([[1.0, 0.0]])
     assert _estimate_excess([steps[:10]], levels, 0, 1).low is not None
     assert _estimate_excess([steps[:9]], levels, 0, 1).low is None
+
+
+def test_without_the_last_gradient_the_quiet_step_is_the_step_of_the_slowest_rank() -> None:
+    launch = make_launch(0)
+    blind = replace(launch, times={**launch.times, "ready": np.full_like(launch.start, np.nan)})
+    assert find_quiet_step([blind]) == pytest.approx(float(np.quantile(launch.step.max(axis=1), 0.25)))

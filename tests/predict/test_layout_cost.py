@@ -305,3 +305,8 @@ def test_a_block_less_makes_room_for_what_the_logits_move_too():
 def test_a_step_is_the_sum_of_its_parts():
     names = [one.name for one in fields(StepCost)]
     assert StepCost(**{name: 2.0**place for place, name in enumerate(names)}).seconds == 2 ** len(names) - 1
+
+
+def test_ranks_that_fill_a_node_send_through_their_part_of_its_link():
+    machine = _Machine(JOB, IDEAL)
+    assert machine.spread(Layout(tensor=4, data=2), 1000.0) == pytest.approx(2 * 1 / 2 * 1000 / (4e3 / 4))

@@ -107,7 +107,7 @@ def _add_alike(messages: Sequence[Message]) -> list[Message]:
     found: dict[tuple[str, ...], Message] = {}
     for message in messages:
         alike = [one for one in (found.get(_key(message)), message) if one is not None]
-        payload = sum(one.payload_bytes or 0 for one in alike)
+        payload = sum(one.payload_bytes for one in alike if one.payload_bytes)
         found[_key(message)] = replace(message, payload_bytes=payload, count=sum(one.count for one in alike))
     return list(found.values())
 
