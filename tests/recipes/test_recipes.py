@@ -454,7 +454,7 @@ def test_a_batch_that_does_not_fit_is_a_line_of_the_table(documents: dict[str, D
 
 def test_a_row_that_was_not_asked_for_is_named_as_one(documents: dict[str, Document]) -> None:
     assert documents["resnet"].setting.endswith(
-        "rows R1 R2 R3 R4 R5 R6 · beyond the assignment, in the full report: R7"
+        "rows R1 R2 R3 R4 R5 R6 · beyond the assignment, not in brief reports: R7"
     )
     brief = documents["resnet"].shorten()
     assert any(section.heading.startswith("R6") for section in brief.sections)

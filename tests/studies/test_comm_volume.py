@@ -123,7 +123,8 @@ def test_what_a_script_sends_itself_is_counted_and_no_fault_of_its_strategy(tmp_
     theory = find_finding(document, "theory")
     assert theory.values == {"rows": 1, "differing": 0}
     assert (
-        theory.text == "The messages of 1 row match theory to the byte, besides 4 bytes that the script sends itself."
+        theory.text
+        == "The messages of 1 configuration match theory to the byte, besides 4 bytes that the script sends itself."
     )
 
 

@@ -360,12 +360,10 @@ def make_beside_table(
         found is not None for found in quotients.values()
     )
     there: Field[Compared] = text_column(
-        "published",
-        "published",
-        lambda line: print_published(quantity, line.published, line.printed),
-        align="right",
+        "published", "published", lambda line: print_published(quantity, line.published, line.printed), align="right"
     )
-    domain: Domain | None = "signed" if is_signed else "amount" if quantity == "share" else None
+    usual: Domain | None = "amount" if quantity == "share" else "part" if quantity == "accuracy" else None
+    domain: Domain | None = "signed" if is_signed else usual
     has_interval = any(isinstance(line.ours, Estimate) and line.ours.low is not None for line in listed)
     return make_table(
         listed,

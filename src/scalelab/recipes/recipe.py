@@ -66,6 +66,10 @@ Outcomes = Mapping[str, Outcome]
 """By the name of the part; parts that cannot run here are missing."""
 
 
+ROUNDED = 0.01
+"""Of a share: what rounding a number and its ± to whole percents may hide."""
+
+
 class Main(NamedTuple):
     """The main number of a row, beside the published one."""
 
@@ -78,9 +82,28 @@ class Main(NamedTuple):
     is_ratio: bool = False
     """Whether it can be compared across machines although its quantity has a unit."""
     is_alike: bool = True
-    """Whether the setup lets them compare: not with another network, nor with ranks that share cores."""
+    """Whether the setup lets them compare: not over another link, nor with ranks that share cores."""
     is_forecast: bool = False
     """Whether ours was computed, not measured."""
+
+    @property
+    def is_close_outside(self) -> bool:
+        """Whether the published share is outside the interval, but may look inside of its rounded ±."""
+        if self.quantity != "share" or self.published is None or not isinstance(self.ours, Estimate):
+            return False
+        width = self.ours.half_width
+        return (
+            width is not None
+            and not self.ours.holds(self.published)
+            and abs(self.published - self.ours.value) <= width + ROUNDED
+        )
+
+    def print_ends(self) -> str | None:
+        """A share to a tenth of a percent, with the ends of its interval; None without one."""
+        if not isinstance(self.ours, Estimate):
+            return None
+        value, low, high = (f"{100 * number:.1f} %" for number in (self.ours.value, *self.ours.ends))
+        return f"{value} ({low} to {high})"
 
 
 class Question(NamedTuple):
@@ -111,6 +134,8 @@ class Answer:
     """Ours beside the published one."""
     sentences: tuple[str, ...] = ()
     """What was found, with this run's numbers; the first is the main one."""
+    lead: str = ""
+    """What page one says of the row; empty: the first sentence."""
     questions: tuple[Question, ...] = ()
     """In the assignment's order; they come before everything else."""
     charts: tuple[Chart, ...] = ()

@@ -59,7 +59,7 @@ WIDEST = 0.25
 VERDICT_NOTES = (
     "agrees: the published number is within our interval; 1.20×: ours over the published one",
     f"{IMPRECISE}: it is within our interval, but that is wider than ± {format_share(WIDEST)} of our number",
-    f"{OTHER_SETUP}: another machine, model size or data set, or for ratios another network or shared cores",
+    f"{OTHER_SETUP}: another machine, model size or data set; for ratios only another link or shared cores",
 )
 
 
@@ -108,9 +108,9 @@ def judge_main(main: Main | None, size: Size) -> str | None:
 
 
 def say_main(main: Main) -> str | None:
-    """A main number with its interval, however wide, as a verdict rests on both."""
-    if main.ours is None:
-        return None
+    """A main number with its interval, however wide, as a verdict rests on both: by its ends where ± would hide it."""
+    if main.ours is None or main.is_close_outside:
+        return main.print_ends()
     said = say_wide(main.quantity, main.ours)
     return format_quantity(main.quantity, main.ours) if said == "unknown" else said
 
@@ -194,7 +194,7 @@ def find_findings(rows: Sequence[Concluded], checks: Sequence[Check], size: Size
         yield CHECKS("", words, claims=len(checks), hold=hold)
     for one, verdict in zip(rows, verdicts, strict=True):
         main = one.answer.main
-        for sentence in one.answer.sentences[:1]:
+        for sentence in [one.answer.lead] if one.answer.lead else one.answer.sentences[:1]:
             yield ROW(
                 one.row.id,
                 f"{one.row.id}: {sentence}",

@@ -240,7 +240,7 @@ class Reproduce(Study):
     def _describe_setting(self, results: Sequence[TrialResult]) -> str:
         """The recipe and its rows; in small first what stands in for the published setup."""
         asked, extra = (" ".join(row.id for row in self.rows if row.is_extra is is_extra) for is_extra in (False, True))
-        more = f" · beyond the assignment, in the full report: {extra}" if extra and asked else ""
+        more = f" · beyond the assignment, not in brief reports: {extra}" if extra and asked else ""
         rows = f"{self.recipe} · {self.size} · rows {asked or extra}{more}"
         if self.size != "small":
             return rows

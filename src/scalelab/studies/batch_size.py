@@ -212,6 +212,9 @@ def make_fit_table(measured: Sequence[Arm], fit: SaturationFit) -> Table:
 
 
 FITTED = "The curve is fitted to the step: t₀ is its fixed time, c the time per sample."
+SATURATED = (
+    f"{format_share(SATURATED_SHARE)} of the maximum: the batch at which the curve has that share of its limit, 1/c."
+)
 
 
 def make_batch_axis(batches: Sequence[int]) -> Axis:
@@ -232,6 +235,7 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
         _place(arm, status=describe_status(arm), series="measured") for arm in sweep.rows if arm.failure
     ]
     guides: list[Row] = []
+    is_decided = False
     if fit is not None:
         tokens = count_tokens(measured[0]) / batches[0]
         span = batches[-1] / batches[0]
@@ -240,9 +244,10 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
             if seconds > 0:
                 guides.append({"batch": batch, "rate": tokens * batch / seconds, "series": "batch / (t₀ + c · batch)"})
         enough = fit.saturated_batch
-        is_decided = enough is not None and enough.ends[1] <= batches[-1]
-        if enough is not None and is_decided and batches[0] <= enough.value:
-            most = max(measure_rate(arm).value for arm in measured)
+        most = max(measure_rate(arm).value for arm in measured)
+        if enough is not None and enough.ends[1] <= batches[-1] and batches[0] <= enough.value:
+            is_decided = holds_from(enough.value, measured)
+        if enough is not None and is_decided:
             label = f"{format_share(SATURATED_SHARE)} of the maximum"
             guides += [{"batch": enough.value, "rate": rate, "series": label} for rate in (0.0, most)]
     return plot_lines(
@@ -255,9 +260,17 @@ def draw_throughput(sweep: Sweep, fit: SaturationFit | None, unit: str) -> Chart
         caption=join_words(
             INTERVALS,
             FITTED if fit else "",
+            SATURATED if is_decided else "",
             *describe_failures((str(row["key"]), str(row["status"])) for row in failed),
         ),
     )
+
+
+def holds_from(batch: float, measured: Sequence[Arm]) -> bool:
+    """Whether the measured throughput, too, stays near its maximum from that batch on."""
+    most = max(measure_rate(arm).value for arm in measured)
+    larger = [measure_rate(arm).value for arm in measured if arm.trial.batch_per_rank >= batch]
+    return all(rate >= SATURATED_SHARE * most for rate in larger)
 
 
 def _place(arm: Arm, **fields: Estimate | str) -> Row:

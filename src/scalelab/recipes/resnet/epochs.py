@@ -37,8 +37,10 @@ from scalelab.studies.shared.job import DIGITS_IMAGES
 from scalelab.studies.shared.sweep import OVERSUBSCRIBED
 from scalelab.units import Quantity, format_count
 
-APART = "timed one after the other, so load differs between them: speedups are those of steps, measured in turns"
+APART = "timed one after the other, so load differs: speedups are those of steps"
 UNLIKE = "not divided where devices share cores, as the published ones did not"
+TIMES = "epochs: of the median step; speedups: by launch; 1 device: plain loop"
+EIGHTH = "in small: 1/4 of the batch (for 32), 1/8 of 8192, on a narrow ResNet-18"
 QUARTER = "in small, a quarter of the published batch, (for 32), on a narrow ResNet-18"
 Pair = tuple[int, Arm, Arm]
 """Batch per device, one device, and more of them."""
@@ -115,10 +117,11 @@ def answer_r2(size: Size, outcomes: Outcomes) -> Answer:
     apart = (*notes, *((UNLIKE,) if unlike else ()))
     return Answer(
         main=main,
+        lead=f"{doubled[0]} {STRONG_FOR_EPOCHS}." if doubled else "",
         tables=keep_tables(
             make_training_table(outcomes),
             make_beside_table("ratio", lines, title=title, size=size, notes=apart, unlike=unlike),
-            make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size, notes=notes),
+            make_beside_table("seconds", list_epochs(pairs), title="An epoch, from steps", size=size),
             compare_timed(size, outcomes),
         ),
         sentences=(
@@ -162,7 +165,7 @@ def make_training_table(outcomes: Outcomes) -> Table | None:
             "published", "published 2 → 4", lambda row: f"{published.SPEEDUPS_TWO_TO_FOUR[row[0]]:.2f}", align="right"
         ),
         title="Training time and speedup of an epoch",
-        notes=(INTERVAL_NOTE, "epochs: of the median step; speedups: by launch", *(shared if crowded else ())),
+        notes=(INTERVAL_NOTE, TIMES, *(shared if crowded else ())),
     )
     return table if rows else None
 
@@ -260,7 +263,8 @@ def judge_weak(outcomes: Outcomes) -> str:
     batch = one.trial.batch_per_rank
     return (
         f"{verdict}: from 1 × {batch} to 4 × {batch}, efficiency is {say('ratio', ratio)} times that from 1 × {batch}"
-        f" to 4 × {strong.trial.batch_per_rank}{shared} (from the published times: {_compare_published():.2f})."
+        f" to 4 × {strong.trial.batch_per_rank} (devices × images each){shared} (from the published"
+        f" times: {_compare_published():.2f})."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -19,13 +19,10 @@ from scalelab.recipes.evidence import (
 from scalelab.recipes.feasibility import choose
 from scalelab.recipes.recipe import Answer, Main, Outcome, Outcomes, Row, Size, pair_questions
 from scalelab.recipes.resnet import published
-from scalelab.recipes.resnet.training import count_updates, describe_updates, make_job
-from scalelab.records.observations import CurvePoint
+from scalelab.recipes.resnet.training import count_updates, describe_updates, list_epochs, make_job
 from scalelab.records.settings import Optimization
 from scalelab.records.trial import Status, Trial
-from scalelab.report.document import Table
 from scalelab.report.findings import select
-from scalelab.report.tables import count_column, make_column, make_table, seconds_column, text_column
 from scalelab.studies.large_batch.answer import NOISE, SCALED, WARMED
 from scalelab.studies.large_batch.report import NOISE_SCALE, REMEDY
 from scalelab.studies.large_batch.study import LargeBatch
@@ -37,6 +34,10 @@ SMALL_LARGE = DIGITS_IMAGES // (published.TRAIN_IMAGES // (published.LARGE_RANKS
 """R5 in small: a quarter of the published small batch, and as many updates per epoch as the published large one."""
 SMALL_RATE = published.BASE_RATE * SMALL_BATCH / published.BASE_BATCH
 """R5 and R6 in small: the published rate belongs to batches of 128, so by linear scaling a quarter of it."""
+FACTORS = (
+    f"; large over small batch is {SMALL_LARGE / SMALL_BATCH:g}, not"
+    f" {published.LARGE_RANKS * published.LARGE_BATCH / published.BASE_BATCH:g}"
+)
 LAGGING = 10
 """R5: so many times the updates that running averages reach back, and they no longer lag behind the weights."""
 REMEDIES = {SCALED: "linear scaling", WARMED: "with warm-up"}
@@ -84,7 +85,9 @@ def make_r5(size: Size) -> Row:
         parts={"learning": study},
         conclude=partial(answer_r5, size),
         num_tables=0,
-        reason=choose(size, small=f"1 rank takes the whole batch; full size has {published.LARGE_RANKS}", full=""),
+        reason=choose(
+            size, small=f"1 rank takes the whole batch; full size has {published.LARGE_RANKS}{FACTORS}", full=""
+        ),
     )
 
 
@@ -104,8 +107,11 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
     rest = [said for said in quote(outcome) if said not in tested_only]
     _, large = trained.get("large", ("", None))
     main = Main("accuracy", "training accuracy, large batch", large, published.LARGE_ACCURACY, printed)
+    first, test_gains = list(describe_training(trained, setting)), compare_seeds(test_seeds)
+    remedies = list_remedies(trained, compare_seeds(seeds), test_gains, is_brief=True)
     return Answer(
         main=main if large else None,
+        lead=f"{first[0]} Remedies: {', '.join(remedies)}." if first and remedies else "",
         tables=keep_tables(
             make_beside_table(
                 "accuracy",
@@ -117,7 +123,7 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
             make_beside_table("accuracy", tests, title="Test accuracy after the last epoch", size=size),
             list_epochs(outcome),
         ),
-        sentences=(*describe_training(trained, setting), *rest),
+        sentences=(*first, *rest),
         questions=pair_questions(
             "resnet",
             "R5",
@@ -128,7 +134,7 @@ def answer_r5(size: Size, outcomes: Outcomes) -> Answer:
                 tested,
                 compare_seeds(seeds),
                 setting,
-                compare_seeds(test_seeds),
+                test_gains,
             ),
         ),
     )
@@ -172,31 +178,6 @@ def describe_training(trained: Mapping[str, tuple[str, Estimate]], setting: Batc
         )
 
 
-def list_epochs(outcome: Outcome | None) -> Table | None:
-    """Every epoch of the large batch, as the lab's log has it: time, mean training loss, training accuracy."""
-    found = [result for result in (outcome.results if outcome else ()) if result.trial.configuration == "large"]
-    epochs = next((result.epochs for result in found if result.epochs), ())
-    if not epochs:
-        return None
-    there = published.LARGE_EPOCH_LINES
-
-    def read(place: int) -> Callable[[CurvePoint], str | None]:
-        return lambda point: there[number][place] if (number := round(point.epoch)) in there else None
-
-    return make_table(
-        epochs,
-        count_column("epoch", "epoch", lambda point: round(point.epoch)),
-        seconds_column("epoch_seconds", "time", lambda point: point.seconds),
-        make_column("loss", "loss", "loss", lambda point: point.loss),
-        make_column("accuracy", "accuracy", "accuracy", lambda point: point.accuracy),
-        text_column("published_seconds", "published time [s]", read(0), align="right"),
-        text_column("published_loss", "loss", read(1), align="right"),
-        text_column("published_accuracy", "accuracy", read(2), align="right"),
-        title="Epoch by epoch, large batch",
-        notes=("training images, before each update; first seed; published: 4 × 2048 on CIFAR-10",),
-    )
-
-
 def find_noise(outcome: Outcome | None) -> tuple[Estimate, int] | None:
     """The gradient noise scale and the large batch; None where the scale or its interval is unknown."""
     if outcome is None or outcome.document is None:
@@ -229,7 +210,8 @@ def answer_learning(
         f"{MINIMA if large.value < trained['small'][1].value else ''}",
         "remedies": f"By linear scaling of the rate with the batch (published: {scaled} = {published.SCALED_RATE}) and"
         f" gradual warm-up over the first epochs (Goyal et al. 2017).{describe_rates(setting)}"
-        f"{judge_remedies(large, trained, gains or {})}{describe_tests(tested or {}, test_gains or {})}"
+        f"{judge_remedies(large, trained, gains or {}, test_gains or {})}"
+        f"{describe_tests(tested or {}, test_gains or {})}"
         f"{explain_lag(trained, tested or {}, updates, gains or {})}{explain_remedies(gains or {}, updates, noise)}",
     }
 
@@ -299,18 +281,36 @@ def explain_lag(
     )
 
 
-def list_remedies(reached: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> list[str]:
-    """The accuracy under each remedy, and what it gains."""
+def list_remedies(
+    reached: Mapping[str, tuple[str, Estimate]],
+    gains: Mapping[str, Estimate],
+    test_gains: Mapping[str, Estimate] | None = None,
+    *,
+    is_brief: bool = False,
+) -> list[str]:
+    """The accuracy under each remedy, and what it gains; `test_gains`: these are of training images."""
+
+    def judge_both(name: str) -> str:
+        verdict, test = judge_gain(gains[name]), (test_gains or {}).get(name)
+        is_only = verdict == HELPS and test is not None and judge_gain(test) != HELPS
+        points = "" if is_brief else f"{format_gain(gains[name])}: "
+        return f"{points}{verdict}{' on training images only' if is_only else ''}"
+
     return [
-        f"{words} {say_wide('accuracy', reached[name][1])} ({format_gain(gains[name])}: {judge_gain(gains[name])})"
+        f"{words} {say_wide('accuracy', reached[name][1])} ({judge_both(name)})"
         for name, words in REMEDIES.items()
         if name in reached and name in gains
     ]
 
 
-def judge_remedies(large: Estimate, trained: Mapping[str, tuple[str, Estimate]], gains: Mapping[str, Estimate]) -> str:
+def judge_remedies(
+    large: Estimate,
+    trained: Mapping[str, tuple[str, Estimate]],
+    gains: Mapping[str, Estimate],
+    test_gains: Mapping[str, Estimate],
+) -> str:
     """What each remedy brings against the large batch alone, seed by seed."""
-    said = list_remedies(trained, gains)
+    said = list_remedies(trained, gains, test_gains)
     if not said:
         return ""
     helped = [name for name in REMEDIES if name in gains and judge_gain(gains[name]) == HELPS]

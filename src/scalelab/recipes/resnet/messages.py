@@ -70,9 +70,7 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
         lines,
         title="Effective bandwidth of one all-reduce per step",
         size=size,
-        notes=(
-            "2·M·(N − 1)/N bytes over t_N − t_1 of a step; published: one all-reduce per epoch, in the next tables",
-        ),
+        notes=("2·M·(N − 1)/N bytes over t_N − t_1 of a step",),
     )
     fair = prefer_uncrowded(pairs)
     rates = [said for _, plain, arm in fair if (said := say_bandwidth(plain, arm))]
@@ -91,12 +89,14 @@ def answer_r4(size: Size, outcomes: Outcomes) -> Answer:
 def correct_published() -> str:
     """What the published method leaves out, at its first number of devices and batch."""
     n, batch = published.DEVICES[0], published.BATCHES[0]
-    rate = published.find_effective_bandwidth(n, batch)
+    rate, seconds = published.find_effective_bandwidth(n, batch), published.EPOCH_SECONDS[n][batch]
+    least = published.count_epoch_steps(n, batch) * published.count_ring_bytes(n) / seconds
     return (
         "The report divides one all-reduce by the communication of a whole epoch, but every step has one:"
         f" {published.count_epoch_steps(n, batch)} on {n} devices at batch {batch}, so its"
         f" {published.COMMUNICATION_SECONDS[n][batch]} s mean {rate / 1e9:.2f} GB/s, {rate / LIMIT:.1f} times the"
-        f" {LIMIT / 1e9:g} GB/s that it divides by."
+        f" {LIMIT / 1e9:g} GB/s that it divides by. Even over the whole epoch of {seconds} s it is"
+        f" {least / 1e9:.2f} GB/s, so {LIMIT / 1e9:g} GB/s cannot be the link's bandwidth."
     )
 
 
@@ -167,7 +167,6 @@ def compare_as_published(size: Size, pairs: Sequence[Pair]) -> Iterator[Table | 
         shares,
         title=f"{title}: utilization of {LIMIT / 1e9:g} GB/s",
         size=size,
-        notes=notes,
         unlike=list_shared(pairs) if size == "full" else [name_beside(arm, batch) for batch, _, arm in pairs],
     )
 
@@ -259,11 +258,16 @@ def answer_r6(size: Size, outcomes: Outcomes) -> Answer:
     told = quote(outcome, GRADIENTS.name, BUFFERS.name)  # in the first sentence and in the answers
     verdict = "exactly" if sent == published.GRADIENT_BYTES else "not"
     sentence = f"DDP all-reduces {sent:,} bytes of gradients per step, {verdict} the published {printed}."
+    buffers, (norms, is_enough) = sum_bytes(outcome, "buffers"), answer_norms(outcomes)
+    too = f"no, {buffers:,} bytes of buffers too" if buffers else "yes"
+    more = "" if buffers is None else f" Q5, only gradients: {too}."
+    enough = f" Q6, gradients alone suffice: {is_enough[0].lower()}{is_enough[1:]}." if is_enough else ""
     return Answer(
+        lead=f"{sentence}{more}{enough}",
         main=Main("count", "gradient bytes per step", sent, published.GRADIENT_BYTES, printed, is_ratio=True),
         tables=keep_tables(table),
-        sentences=(sentence, *(said for said in quote(outcome) if said not in told)),
-        questions=pair_questions("resnet", "R6", answer_buffers(outcome) | answer_norms(outcomes)),
+        sentences=tuple(said for said in quote(outcome) if said not in told) or (sentence,),
+        questions=pair_questions("resnet", "R6", answer_buffers(outcome) | norms),
         charts=outcome.document.sections[0].charts[:1] if outcome and outcome.document else (),
     )
 
@@ -287,8 +291,8 @@ def answer_buffers(outcome: Outcome | None) -> dict[str, str]:
     }
 
 
-def answer_norms(outcomes: Outcomes) -> dict[str, str]:
-    """Local against synchronized batch norm: statistics of a step, and test accuracy seed by seed."""
+def answer_norms(outcomes: Outcomes) -> tuple[dict[str, str], str]:
+    """Local against synchronized batch norm: statistics of a step, and test accuracy seed by seed; and the verdict."""
     differences, spreads, accuracies = [], [], []
     trial = None
     for seed in range(NORM_SEEDS):
@@ -301,12 +305,14 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
         accuracies.append(scores[0])
         spreads += [rank.norms for rank in local.ranks[:1] if rank.norms is not None]
     if trial is None:
-        return {}
+        return {}, ""
     gain, level = estimate_location(differences), estimate_location(accuracies)
     apart, verdict = "", judge_accuracy(gain)
+    is_enough = verdict
     if spreads:
         mean, variance = (sum(one[place] for one in spreads) / len(spreads) for place in (0, 1))
         at_published = variance * (trial.batch_per_rank / NORM_BATCH) ** 0.5
+        is_enough = verdict or f"{'Yes' if at_published < SMALL_SPREAD else 'No'}, by the statistics"
         verdict = verdict or judge_statistics(at_published)
         apart = (
             f" In a step after training, the batch means of ranks are {mean:.3f} standard deviations apart and their"
@@ -317,12 +323,13 @@ def answer_norms(outcomes: Outcomes) -> dict[str, str]:
     verdict = verdict or UNTOLD
     ends = " to ".join(format_points(end, 1) for end in (gain.low, gain.high) if end is not None)
     change = f"{format_points(gain.value, 1)} points{f' ({ends})' if ends else ''}"
-    return {
-        "enough": f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
+    answer = (
+        f"{verdict}. With {trial.batch_per_rank} images per rank on {trial.num_ranks} ranks, test accuracy is"
         f" {say_wide('accuracy', level)} with local batch norm and changes by {change} with"
         f" synchronized batch norm, over {len(differences)} seeds.{apart} Training does not need"
         " the buffers of other ranks: a step normalizes by its own batch, and only evaluation reads running averages."
-    }
+    )
+    return {"enough": answer}, is_enough
 
 
 def judge_accuracy(gain: Estimate) -> str:

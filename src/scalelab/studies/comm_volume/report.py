@@ -189,7 +189,7 @@ def _check_theory(arms: Mapping[str, Arm]) -> Iterator[Finding]:
     if known:
         own = sum(line.payload_bytes or 0 for arm in known for line in list_lines(arm) if is_own(arm, line))
         besides = f", besides {format_count(own, 'byte')} that the script sends itself" if own else ""
-        text = f"The messages of {format_count(len(known), 'row')} match theory to the byte{besides}."
+        text = f"The messages of {format_count(len(known), 'configuration')} match theory to the byte{besides}."
         if differing:
             text = f"Theory gives other bytes for {differing}; see the warnings."
         yield THEORY(differing, text, rows=len(known), differing=num_differing)
@@ -208,10 +208,14 @@ def _describe_norms(arms: Mapping[str, Arm], plain: Arm) -> Iterator[Finding]:
         )
         yield BUFFERS(plain.label, text, payload_bytes=payload, share=payload / total, ratio=ratio)
     if synced is not None and statistics:
-        count, ratio = count_messages(statistics) or 0, _compare(synced, plain)
+        count, ratio, added = count_messages(statistics) or 0, _compare(synced, plain), sum_payload(statistics)
+        share = f", +{format_share(added / total)} of what DDP sends" if added and total else ""
+        cost = _describe_ratio(ratio, "; a step")
+        if ratio is not None and judge(ratio) is Verdict.UNRESOLVED:
+            said = format_interval("ratio", ratio)
+            cost = f"; whether it costs time is unresolved: a step takes {said} times as long as with ddp"
         text = (
-            f"Synchronized batch norm adds {format_count(count, 'message')}, {_count(sum_payload(statistics))} bytes in"
-            f" all: it costs synchronization, not bandwidth{_describe_ratio(ratio, '; a step')}."
+            f"Synchronized batch norm adds {format_count(count, 'message')}, {_count(added)} bytes in all{share}{cost}."
         )
         yield SYNC_NORM(synced.label, text, messages=count, ratio=ratio)
     if bare is not None and (ratio := _compare(bare, plain)) is not None:
@@ -245,7 +249,10 @@ def _find(arm: Arm | None, purpose: str) -> list[MessageComparison]:
 def draw_payloads(table: Table) -> tuple[Chart, ...]:
     """What was counted, what theory gives, and what goes over the wire; and the step."""
     columns = {"payload_bytes": "payload, counted", "expected_bytes": "payload by theory", "wire_bytes": "on the wire"}
-    caption = "Counted in one step, so without intervals. A dash: theory does not give every byte."
+    place = next((index for index, column in enumerate(table.columns) if column.key == "expected_bytes"), None)
+    is_unknown = place is not None and any(row[place].value is None for row in table.rows)
+    dash = " A dash: theory does not give every byte." if is_unknown else ""
+    caption = f"Counted in one step, so without intervals.{dash}"
     is_timed = table.columns[1].key == "step_seconds"
     return keep_charts(
         draw_columns(table, columns, title="Bytes per step", axis_title="bytes of one rank", caption=caption),
