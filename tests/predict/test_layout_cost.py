@@ -5,7 +5,15 @@ from dataclasses import fields, replace
 import pytest
 
 from scalelab.predict.devices import Accelerator
-from scalelab.predict.layout_cost import Efficiency, StepCost, _Machine, local_parameters, pass_stage, time_step
+from scalelab.predict.layout_cost import (
+    Efficiency,
+    StepCost,
+    _Machine,
+    _Passage,
+    local_parameters,
+    pass_stage,
+    time_step,
+)
 from scalelab.predict.layouts import Layout, PlannedJob
 from scalelab.predict.network_model import FsdpUnit, overlap_units
 from scalelab.predict.transformer_shape import Product, Transformer
@@ -310,3 +318,10 @@ def test_a_step_is_the_sum_of_its_parts():
 def test_ranks_that_fill_a_node_send_through_their_part_of_its_link():
     machine = _Machine(JOB, IDEAL)
     assert machine.spread(Layout(tensor=4, data=2), 1000.0) == pytest.approx(2 * 1 / 2 * 1000 / (4e3 / 4))
+
+
+def test_a_passage_takes_the_sum_of_all_but_its_shares():
+    passage = _Passage(
+        products=1.0, moves=2.0, tensor=4.0, context=8.0, experts=16.0, launches=32.0, forward=64.0, blocks=128.0
+    )
+    assert passage.seconds == 63.0
