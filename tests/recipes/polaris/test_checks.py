@@ -44,7 +44,7 @@ def test_bus_bandwidth_of_two_profiled_steps(seconds: float, gigabytes: str) -> 
 def test_the_links_explain_24_of_97_times() -> None:
     words = " ".join(find_checks("P4"))
     assert "97 times" in words
-    assert "Per call it is 70×, and the links differ 24× (600 and 25 GB/s): the other factor of 2.9 is waiting" in words
+    assert "Per call it is 70×, links differ 24× (600 and 25 GB/s): the other 2.9× is waiting" in words
     assert "0.52 GB/s" in words
     assert "50.7 GB/s" in words
     assert "22 calls between nodes, 16 inside one" in words

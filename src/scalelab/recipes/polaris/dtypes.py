@@ -214,9 +214,7 @@ def compare_growth(typed: Sequence[Typed]) -> Iterator[str]:
         return
     yield (
         f"Published {REFERENCE} times do not grow with the length ({', '.join(map(print_seconds, printed))} at"
-        f" {', '.join(str(one.length) for one in own)}): something else than the length sets them. Here a step at"
-        f" {own[-1].length} takes {growth.value:.1f} times as long as one at {own[0].length}, so the ratios compare"
-        " different limits."
+        f" {', '.join(str(one.length) for one in own)}), ours {growth.value:.1f}-fold: the ratios compare other limits."
     )
 
 
@@ -281,16 +279,17 @@ def answer_memory(held_by: Mapping[int, Mapping[str, int]], lost: Sequence[str] 
 
 
 def compare_float16(held_by: Mapping[int, Mapping[str, int]]) -> str:
-    """What float16 saves here with autocast, as in the published runs, and what it saved there."""
-    label = "float16 autocast"
+    """What float16 saves here with autocast, at the published lengths, and what it saved there."""
+    label, there = "float16 autocast", dict(list_published_savings("float16"))
     shares = [
         (length, 1 - held[label] / held[REFERENCE])
         for length, held in held_by.items()
-        if label in held and held.get(REFERENCE)
+        if length in there and label in held and held.get(REFERENCE)
     ]
     if not shares:
         return ""
-    return f" {label}: {list_saved(shares)} (published: {list_saved(list_published_savings('float16'))})."
+    printed = ", ".join(f"{100 * there[length]:.0f} %" for length, _ in shares)
+    return f" {label}: {list_saved(shares)} (published: {printed})."
 
 
 def list_published_savings(dtype: str) -> list[tuple[int, float]]:

@@ -235,7 +235,7 @@ def make_parts_table(series: Mapping[str, FetchSeries]) -> Table | None:
         notes=(
             INTERVAL_NOTE,
             "fetch, copy: of a shuffled batch; epoch: fetching alone, after the first",
-            "lazy: read on demand, by batches; eager: all read up front; naive: on demand, sample by sample",
+            "lazy: read on demand; eager: all read up front; naive: sample by sample",
         ),
     )
     return table if rows else None

@@ -138,12 +138,12 @@ def answer_ratio(ratio: Estimate | None, inside: LinkRow, between: LinkRow) -> d
         )
         ours = (
             f"{' '.join(_describe_ratio(ratio, inside, between))} {published.LINK_STEPS} steps communicate for {two}"
-            f" and {one}, waiting included, in the mean over ranks."
+            f" and {one}, waiting included (mean over ranks)."
         )
     return {
         "ratio": f"{ours} The published profiles hold {between_calls:.0f} calls and {inside_calls:.0f}, so"
         f" {published.LINK_RATIO}x is {per_call:.0f}x per call: {links:.0f}x by the links,"
-        f" {per_call / links:.1f}x by waiting or another transport, which its profile does not separate."
+        f" {per_call / links:.1f}x by waiting or another transport."
     }
 
 

@@ -204,10 +204,9 @@ def _check_ranks() -> Iterator[Check]:
     yield Check(
         id="P2",
         claim="the device of a rank is rank % devices",
-        computed="right on the report's one node, not in general: with 3 and 4 ranks on nodes of 4 devices, local"
-        f" ranks 0 to 3 of the second node get devices {by_uneven}, not the ones next to their cores; with ranks"
-        f" placed round-robin on two nodes, those of the first get {by_cyclic}, {num_shared} of them on a device"
-        " already in use",
+        computed="right on the report's one node, not in general: with 3 and 4 ranks on nodes of 4 devices, those of"
+        f" the second node get devices {by_uneven}, not the ones next to their cores; placed round-robin on two"
+        f" nodes, those of the first get {by_cyclic}, {num_shared} of them in use",
         holds=by_uneven == [0, 1, 2, 3] and not num_shared,
     )
 
@@ -226,10 +225,9 @@ def _check_link() -> Iterator[Check]:
     yield Check(
         id="P4",
         claim="the network is the reason",
-        computed=f"taken as {LINK_STEPS} steps each, the profiles give {between / 1e9:.2f} GB/s bus bandwidth between"
-        f" nodes and {inside / 1e9:.1f} GB/s inside; they hold different numbers of calls (next check). Per call it is"
-        f" {per_call:.0f}×, and the links differ {links:.0f}× ({rates} GB/s): the other factor of"
-        f" {per_call / links:.1f} is waiting or a wrong transport, which must be separated",
+        computed=f"{LINK_STEPS} steps are {between / 1e9:.2f} GB/s between nodes and {inside / 1e9:.1f} GB/s inside."
+        f" Per call it is {per_call:.0f}×, links differ {links:.0f}× ({rates} GB/s): the other"
+        f" {per_call / links:.1f}× is waiting or transport",
         holds=per_call <= links,
     )
     calls = count_calls()
